@@ -1,13 +1,9 @@
-"""Tiles: rows of any strides as [R, K, L] in fp32, with R rows, and class k * L + l in lane l.
-
-The maximum of each lane is then a reduction within a thread.
+"""Tiles: rows of any strides as [R, K, L] in fp32, with R rows, and class k * L + l in lane l: its maximum is found within a thread.
 
 A row that fits on chip is one tile, read once (WHOLE). A longer row is read in steps of K * L classes. Once the maximum of each lane is
 known, only lanes that reach above a bound are read again; if they are few, as one tile (`gather`), from which the row is solved.
-
 RAGGED rows are segments of one array, with different lengths. PTR has the entry at which each begins. IDS lists the segments of a launch,
 which have about the same length; the heads of a segment lie side by side. n is then one number per row.
-
 Few rows of very many classes are cut in PARTS of `span` classes, with a program for each. A first kernel finds the maxima of the lanes of
 each part (`survey_parts`), one program a row solves it from those, and then the parts are written.
 """
@@ -40,9 +36,7 @@ class Tile(NamedTuple):
     WHOLE: bool = True
 
 
-class Few(NamedTuple):
-    """The live lanes of a longer row, where they are gathered to one tile."""
-
+class Few(NamedTuple):  # the live lanes of a longer row, where they are gathered to one tile
     FEW: int = 0  # the most lanes; 0: a row is always read in steps
     DEPTH: int = 1  # classes of a lane
     LANES: int = 1  # lanes of a part of the list
@@ -55,9 +49,7 @@ class Few(NamedTuple):
 AT_HAND: Any = Tile() if INTERPRETED.value else tl.constexpr(Tile())
 
 
-class Rows(NamedTuple):
-    """The rows of a program."""
-
+class Rows(NamedTuple):  # of a program
     row: Any
     valid: Any  # whether it exists
     n: Any  # classes
@@ -66,9 +58,9 @@ class Rows(NamedTuple):
     d2: Any
 
 
-class Operand(NamedTuple):
-    """Scores, and where they lie; a row in steps is alone in its program, so its columns are scalars."""
-
+class Operand(
+    NamedTuple
+):  # scores, and where they lie; a row in steps is alone in its program, so its columns are scalars
     X: Any
     xo: Any  # the offset of the row
     xc: Any  # the stride of classes
@@ -80,9 +72,7 @@ class Operand(NamedTuple):
     lead: Any  # the column of the first class, 0 unless SHIFT
 
 
-class Output(NamedTuple):
-    """Where a row is written."""
-
+class Output(NamedTuple):  # where a row is written
     X: Any
     xo: Any
     xc: Any
@@ -95,7 +85,7 @@ def total(v):
 
 @triton.jit
 def wide(v):
-    """`total` of many numbers: in fp32 within a thread, then in fp64."""
+    """`total` of many numbers: in fp32 along K, then in fp64."""
     return tl.sum(tl.sum(v, 1, keep_dims=True).to(tl.float64), 2, keep_dims=True)
 
 
@@ -139,10 +129,8 @@ def any_of(condition):
 
 @triton.jit
 def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
-    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2.
-
-    The strides and the number of classes are in UNITs: the compiler then knows that offsets are multiples of UNIT, and loads are wide.
-    """
+    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2. The strides and the number of classes are
+    in UNITs: the compiler then knows that offsets are multiples of UNIT, and loads are wide."""
     inner = row % D2
     outer = row // D2
     far = (outer // D1).to(tl.int64) * s0 + (outer % D1).to(tl.int64) * s1 + inner.to(tl.int64) * s2
@@ -227,7 +215,6 @@ def operand(rows, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE: tl.constexpr):
 
 @triton.jit
 def alone(rows, X, x0, x1, x2, xc, TILE: tl.constexpr):
-    """An `operand` without a mask."""
     return operand(rows, X, x0, x1, x2, xc, X, 0, 0, 0, xc, TILE)
 
 
@@ -273,7 +260,6 @@ def joined(low, high):
 
 @triton.jit
 def halves(v):
-    """The inverse of `joined`."""
     R: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1] // 2
     L: tl.constexpr = v.shape[2]
@@ -290,11 +276,9 @@ def both(live, K: tl.constexpr):
 
 
 @triton.jit
-def fetch_one(
-    at, begin, live, TILE: tl.constexpr, K: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr, ALONE: tl.constexpr
-):
+def fetch_one(at, begin, live, TILE: tl.constexpr, K: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
+              ALONE: tl.constexpr):  # fmt: skip
     """`fetch` by one load. It calls few functions, since a function in a loop is inlined only if calls are not nested deeply.
-
     Unaligned rows are read in whole packs of 16 bytes. These contain numbers of neighbouring rows, which ALONE replaces by OTHER.
     The last row is read number by number if the memory may end within a pack."""
     EVICT: tl.constexpr = "evict_last" if AGAIN else ""
@@ -343,11 +327,8 @@ def fetch_four(at, begin, live, TILE: tl.constexpr, AGAIN: tl.constexpr, OTHER: 
 
 
 @triton.jit
-def fetch(
-    at, begin, live, TILE: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True
-):
+def fetch(at, begin, live, TILE: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True):  # fmt: skip
     """Scores of the live lanes in fp32, OTHER elsewhere; AGAIN: the cache should keep them.
-
     With several rows each of the K is a separate load. The threads of a warp then lie along L and along rows, and all numbers of a thread
     are of one row. In one load of [R, K, L], Triton 3.7 and later would spread threads along K before R."""
     several: tl.constexpr = at.valid.shape[0] > 1
@@ -424,9 +405,7 @@ def fill(to, begin, FILL: tl.constexpr, at, TILE: tl.constexpr):
 @triton.jit
 def survey(at, to, FILL: tl.constexpr, TILE: tl.constexpr):
     """(tile, maximum of each lane, maximum, poisoned), by one read of the row. The maximum of a poisoned row is NaN or +inf.
-
-    FILL: a number to write to a longer row's output, since most classes keep it; None: write nothing.
-    """
+    FILL: a number to write to a longer row's output, since most classes keep it; None: write nothing."""
     if TILE.WHOLE:
         x = fetch(at, 0, True, TILE, False)
         tops = highest(x, 1)
@@ -470,10 +449,8 @@ def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def as_scalar(v):
-    """The number of a single row as a scalar, to be used beside a gathered tile.
-
-    Two tensors of one operation have one layout. A tensor in the layout of the row's own tile would force that layout on the gathered
-    tile, back to its loads: each thread would then load and compute many copies of it. A scalar has no layout."""
+    """The number of a single row as a scalar, to be used beside a gathered tile: a tensor would force the layout of the row's own tile on
+    the gathered one, back to its loads, and each thread would load and compute many copies of it. A scalar has no layout."""
     return tl.sum(v)
 
 
@@ -502,11 +479,8 @@ def read_lanes(at, mine, count, span, FEW: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def gather(at, live, LIST, COUNT, bad, span, FEW: tl.constexpr, TILE: tl.constexpr):
-    """(tile, classes, whether it has all live lanes): the scores of up to FEW of the lanes as a tile, for a row in steps or in parts.
-
-    The lanes are listed in LIST, where each program has its own memory, and COUNT takes their number. A poisoned row has NaN in all lanes,
-    and more than FEW.
-    """
+    """(tile, classes, whether it has all live lanes): the scores of up to FEW of the lanes as a tile, for a row in steps or in parts. LIST,
+    where each program has its own memory, takes the lanes, COUNT their number. A poisoned row has NaN in all lanes, and more than FEW."""
     mine = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
     slot = tl.cumsum(live.to(tl.int32), 2) - 1
     tl.store(mine + slot, tl.arange(0, live.shape[2])[None, None, :], mask=live & (slot < FEW.FEW))
@@ -523,6 +497,4 @@ def gather(at, live, LIST, COUNT, bad, span, FEW: tl.constexpr, TILE: tl.constex
 def scatter(to, cols, v, keep, at, TILE: tl.constexpr):
     """Writes the entries of a gathered tile where `keep` is True, after all threads have written the rest of the row."""
     tl.debug_barrier()
-    tl.store(
-        to.X + to.xo + step(cols, to.xc, TILE.INT64), v.to(to.X.dtype.element_ty), mask=keep & (cols < at.n) & at.valid
-    )
+    tl.store(to.X + to.xo + step(cols, to.xc, TILE.INT64), v.to(to.X.dtype.element_ty), mask=keep & (cols < at.n) & at.valid)  # fmt: skip
