@@ -123,11 +123,10 @@ def figures(made: Any) -> dict[str, int]:
 
 
 def tile(options: dict[str, Any]) -> str:
-    """Of rows, of rows cut in parts, or of attention."""
-    for names, between in ((("R", "K", "L"), ", "), (("K", "L"), ", "), (("M", "N"), " x ")):
-        if all(name in options for name in names):
-            return between.join(str(options[name]) for name in names)
-    return ""
+    """Of rows (R, K, L), or of attention."""
+    if "TILE" in options:
+        return ", ".join(map(str, options["TILE"][-4:-1]))
+    return f"{options['M']} x {options['N']}" if "M" in options and "N" in options else ""
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,7 +18,9 @@ from .attention_backward import attention_bias, attention_keys, attention_querie
 from .attention_forward import attention_centres, attention_forward
 from .attention_plans import KEPT, LISTED, SKIPPED, BlockPlan, Split, blocks, split
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
+from .attention_tile import View
 from .launch import POWERS
+from .links import Form
 from .operands import on_device_of
 from .plans import SOLVING
 
@@ -141,6 +143,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         shape = (*q.shape[:2], _cdiv(q.shape[2], plan.M), _most(wide) + 32)
         lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
     common, options = _common(job, q, k, v, arrays)
+    view = options["VIEW"]
     skip = _plain(job, arrays) and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
     capped = {"maxnreg": plan.registers} if plan.registers else {}
@@ -156,10 +159,8 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         _launch(
             attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
             q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
-            _most(wide), _coarse(wide), **options, SINK=job.sink, SAVE=save, SKIP=skip,
-            FOLD=_folds(job, arrays) and not job.sink, M=plan.M, N=plan.N,
-            num_warps=plan.warps, num_stages=plan.stages,
-            **capped,
+            _most(wide), _coarse(wide), **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
+            M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages, **capped,
         )  # fmt: skip
     return out, saved
 
@@ -186,6 +187,7 @@ def _forward_split(
     partial = new((queries, parts, e))
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
+    form = {name: options[name] for name in ("FORM", "VIEW")}
     with on_device_of(q, k, v, *arrays.values()):
         if job.link == "softmax":
             scores = tops = state = sums
@@ -193,26 +195,24 @@ def _forward_split(
             scores, tops = new((queries, wide, cut.N)), new((queries, wide))
             state = new((queries, SOLVED.value), dtype=torch.float64)
         _launch(
-            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options,
-            FOLD=_folds(job, arrays), **launch,
+            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch,
         )  # fmt: skip
         if job.link != "softmax":
             lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
             reach = (job.offset, max(job.left, 0), max(job.right, 0))
-            seen = {n: options[n] for n in ("LINK", "P", "CAUSAL", "LEFT", "RIGHT", "RANGED")}
             _launch(
                 attention_solve, queries, scores, tops, sums, lists, state, param, ranges, heads, each, rows, keys,
-                *((0, 0, 0) if param is q else _steps(param)), *reach, float(job.param), parts, _enough(job, q), **seen,
-                PER_ROW=options["PER_ROW"], SINK=job.sink, M=cut.M, N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
+                *((0, 0, 0) if param is q else _steps(param)), *reach, float(job.param), parts, _enough(job, q), **form,
+                M=cut.M, N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
             )  # fmt: skip
             _launch(
                 attention_values, tiles, v, scores, tops, sums, lists, state, partial, ranges, seed, each, groups, rows,
-                keys, e, *_steps(v)[:3], *reach, float(job.dropout_p), parts, **seen, DROP=options["DROP"], E=options["E"],
-                W=cut.value_tops, **launch,
+                keys, e, *_steps(v)[:3], *reach, float(job.dropout_p), parts, **form, E=options["E"], W=cut.value_tops,
+                **launch,
             )  # fmt: skip
         _launch(
             attention_merge, queries, sums, state, partial, out, ranges, heads, each, rows, keys, e, parts, job.offset,
-            LINK=job.link, RANGED=options["RANGED"], SINK=job.sink, E=options["E"], C=cut.merged, num_warps=4,
+            **form, E=options["E"], C=cut.merged, num_warps=4,
         )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def backward(
         _launch(
             attention_queries, tall * batch * heads,
             q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, _most(wide),
-            **options, SINK=job.sink, LEARN=learn, **launch,
+            **options, LEARN=learn, **launch,
         )  # fmt: skip
         if wants & {"k", "v"}:
             lists = saved.lists
@@ -350,10 +350,10 @@ def _common(
         job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
         float(job.dropout_p),
     )  # fmt: skip
-    options = {
-        "LINK": _link(job, q), "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
-        "RIGHT": job.right >= 0, "RANGED": ranges is not None, "CAP": job.softcap > 0.0, "ALIBI": job.alibi,
-        "BIAS": four[0] is not None, "ADD": four[1] is not None, "KEEP": four[2] is not None, "DROP": job.dropout_p > 0.0,
-        "D": _features(q), "E": _features(v),
-    }  # fmt: skip
-    return common, options
+    form = Form(_link(job, q), job.power, 1.0 / job.power, PER_ROW=param is not None)
+    bias, add, keep = (a is not None for a in four)
+    view = View(
+        job.causal, job.left >= 0, job.right >= 0, ranges is not None, job.softcap > 0.0, job.alibi, job.sink, bias, add, keep,
+        job.dropout_p > 0.0, _folds(job, arrays),
+    )  # fmt: skip
+    return common, {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}

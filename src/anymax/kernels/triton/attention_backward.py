@@ -15,31 +15,36 @@ import triton.language as tl
 
 from .attention_forward import list_entry
 from .attention_tile import (
+    Matrix,
     constants,
-    kept,
+    dropped,
     lean,
     load_block,
+    matrix_of,
     once_more,
     parameter,
     recalled,
     remembered,
     row_max,
     row_sum,
+    score_tile,
     scores,
+    seed_of,
     seeing,
     seen,
     shares,
-    slope_of,
-    span,
+    sink_of,
+    terms_of,
+    window_of,
 )
 
 
 @triton.jit
-def level(c, LINK: tl.constexpr):
+def level(c, FORM: tl.constexpr):
     """alpha - 1 as the forward used it."""
-    if LINK == "budget":
+    if FORM.LINK == "budget":
         return tl.zeros_like(c) + 1.0
-    elif LINK == "mixed" or LINK == "any":
+    elif FORM.LINK == "mixed" or FORM.LINK == "any":
         return tl.where((c != c) | (c <= -1.0), 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))
     else:
         return c
@@ -49,10 +54,8 @@ def level(c, LINK: tl.constexpr):
 def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                       mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, longest,
-                      LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                      RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
-                      BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, LEARN: tl.constexpr,
-                      M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+                      FORM: tl.constexpr, VIEW: tl.constexpr, LEARN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                      E: tl.constexpr):  # fmt: skip
     """Writes DQ, the numbers of each query for the other kernels to ROWS (see `remembered`), and with LEARN the gradients of the sink, the
     slope and the map's parameter to SUMS [., rows, 3]. Above alpha = 2 one s may be larger than all others by many orders of magnitude;
     its g is then the anchor, and a first sweep finds it."""
@@ -63,52 +66,46 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     b, h = head // heads, head % heads
     i0 = m * M
     i = i0 + tl.arange(0, M)[:, None]
-    at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh
-    at_k = K + b.to(tl.int64) * kb + (h // groups).to(tl.int64) * kh
-    at_v = V + b.to(tl.int64) * vb + (h // groups).to(tl.int64) * vh
-    arrays = (
-        BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
-        KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
-    )  # fmt: skip
-    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
-    at = (length, count, offset, left, right)
-    slope = slope_of(HEADS, head, ALIBI)
-    seed = 0
-    if DROP:
-        seed = tl.load(SEED)
-    c = level(parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK)
+    queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
+    keys_, values = (
+        matrix_of(K, b, h // groups, kb, kh, ki_, keys, d),
+        matrix_of(V, b, h // groups, vb, vh, vi, keys, e),
+    )
+    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
+    terms = terms_of(
+        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW
+    )
+    seed = seed_of(SEED, VIEW)
+    c = level(parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM), FORM)
     first_row = head.to(tl.int64) * rows
     state = STATE + (first_row + i) * 2
     top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
     z = tl.load(state + 1, mask=i < rows, other=1.0)
-    row = constants(top, z, c, LINK, P)
-    q = load_block(at_q, i0, qi, rows, d, M, D)
-    g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
-    out = load_block(OUT + first_row * e, i0, e, rows, e, M, E)
+    row = constants(top, z, c, FORM)
+    q = load_block(queries, i0, M, D)
+    pulls = Matrix(G + first_row * e, e, rows, e)
+    g_out = load_block(pulls, i0, M, E)
+    out = load_block(Matrix(OUT + first_row * e, e, rows, e), i0, M, E)
     anchor = row_sum(g_out.to(tl.float32) * out.to(tl.float32))
     rest = tl.zeros([M, 1], tl.float32)
-    SWEEPS: tl.constexpr = 2 if LINK == "mixed" else 1
-    if LINK == "softmax":
-        begin, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
-        begin = begin // N
-        steps = tl.cdiv(high, N) - begin
-        mine = LISTS
-    else:
-        begin, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
-        begin = begin // N
+    SWEEPS: tl.constexpr = 2 if FORM.LINK == "mixed" else 1
+    begin, high = seen(i0, at, M, VIEW)
+    begin = begin // N
+    steps = tl.cdiv(high, N) - begin
+    if FORM.LINK != "softmax":
         mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
-        steps = tl.load(COUNTS + head.to(tl.int64) * tall + m)
-        over = steps > longest
-        steps = tl.where(over, tl.cdiv(high, N) - begin, steps)
+        listed = tl.load(COUNTS + head.to(tl.int64) * tall + m)
+        over = listed > longest
+        steps = tl.where(over, steps, listed)
     s0, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s and s g'
     h1 = tl.zeros([M, 1], tl.float32)  # sum of dp/dalpha times g
     l0, l1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s and s g' times the distance
     best = tl.zeros([M, 1], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
     less = tl.zeros([M, D], tl.float32)
-    if SINK:
-        extra = tl.where(i < count, tl.load(HEADS + head * 2 + 1), float("-inf"))
-        _, s0 = shares(extra, top, row, LINK, P)
+    if VIEW.SINK:
+        extra = sink_of(HEADS, head, i < at.count, VIEW)
+        _, s0 = shares(extra, top, row, FORM)
         if SWEEPS == 2:
             best = s0
             anchor = tl.where(s0 > 0.0, 0.0, anchor)
@@ -116,21 +113,15 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     for sweep in tl.static_range(SWEEPS):
         for t in range(steps):
             n = begin + t
-            if LINK != "softmax":
+            if FORM.LINK != "softmax":
                 # a hook on saved tensors may have changed the list, so its entries are clipped to the blocks that exist
                 n = tl.minimum(tl.maximum(list_entry(mine, t, steps, over, begin), 0), wide - 1)
-            j0 = n * N
-            j = j0 + tl.arange(0, N)[None, :]
-            k = load_block(at_k, j0, ki_, keys, d, N, D)
-            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-            x, rise = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                             M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-            p, s = shares(x, top, row, LINK, P)
-            v = load_block(at_v, j0, vi, keys, e, N, E)
-            g_now = once_more(g_out, G + first_row * e, i0, e, rows, e, j0 < keys, M, E)
+            j, k, x, rise = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+            p, s = shares(x, top, row, FORM)
+            v = load_block(values, n * N, N, E)
+            g_now = once_more(g_out, pulls, i0, n * N < keys, M, E)
             g = tl.dot(g_now, tl.trans(v), input_precision="ieee")
-            if DROP:
-                g = tl.where(kept(i, j, head, seed, drop), g / (1.0 - drop), 0.0)
+            g = dropped(g, i, j, head, seed, drop, VIEW)
             if SWEEPS == 2 and sweep == 0:
                 most = row_max(s)
                 first = tl.min(tl.where(s == most, j, 2147483647), 1, keep_dims=True)
@@ -147,54 +138,54 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
                     g -= rest
                 pull = tl.where(s == 0.0, 0.0, s * g)
                 if LEARN:
-                    if LINK == "mixed":
+                    if FORM.LINK == "mixed":
                         bend = lean(p, s, row[5])
                         h1 += row_sum(tl.where(bend == 0.0, 0.0, bend * g))
-                    if ALIBI:
-                        far = tl.abs(i + offset - j).to(tl.float32)
+                    if VIEW.ALIBI:
+                        far = tl.abs(i + at.offset - j).to(tl.float32)
                         l1 += row_sum(pull * far)
-                        if SWEEPS == 1 and LINK != "softmax":
+                        if SWEEPS == 1 and FORM.LINK != "softmax":
                             l0 += row_sum(s * far)
-                if SWEEPS == 1 and LINK != "softmax":
+                if SWEEPS == 1 and FORM.LINK != "softmax":
                     s0 += row_sum(s)
                     s1 += row_sum(pull)
-                    if CAP:
+                    if VIEW.CAP:
                         less = tl.dot((s * rise).to(k.dtype), k, less, input_precision="ieee")
                     else:
                         less = tl.dot(s.to(k.dtype), k, less, input_precision="ieee")
-                if CAP:
+                if VIEW.CAP:
                     pull = pull * rise
                 acc = tl.dot(pull.to(k.dtype), k, acc, input_precision="ieee")
         if SWEEPS == 2 and sweep == 0:
             rest = s1 / tl.where(s0 > 0.0, s0, 1.0)
-    if SWEEPS == 1 and LINK != "softmax":
+    if SWEEPS == 1 and FORM.LINK != "softmax":
         rest = tl.where((s0 > 0.0) | (s0 != s0), s1 / tl.where(s0 > 0.0, s0, 1.0), 0.0)
         acc -= rest * less
-    poisoned = (z != z) & (i < count)
+    poisoned = (z != z) & (i < at.count)
     cols = tl.arange(0, D)[None, :]
     dq = tl.where(poisoned, float("nan"), acc * scale)
     tl.store(DQ + (first_row + i) * d + cols, dq.to(DQ.dtype.element_ty), mask=(i < rows) & (cols < d))
     EXACT: tl.constexpr = q.dtype == tl.float32
-    remembered(ROWS + first_row, plane, i, rows, row, anchor, rest, LINK, EXACT)
+    remembered(ROWS + first_row, plane, i, rows, row, anchor, rest, FORM, EXACT)
     if LEARN:
         sums = SUMS + (first_row + i) * 3
-        if SINK:
-            tl.store(sums, sink_pull(extra, top, row, anchor, rest, LINK, P), mask=i < rows)
-        if ALIBI:
+        if VIEW.SINK:
+            tl.store(sums, sink_pull(extra, top, row, anchor, rest, FORM), mask=i < rows)
+        if VIEW.ALIBI:
             tl.store(sums + 1, rest * l0 - l1, mask=i < rows)
-        if LINK == "mixed":
-            if SINK:
-                sink_p, sink_s = shares(extra, top, row, LINK, P)
+        if FORM.LINK == "mixed":
+            if VIEW.SINK:
+                sink_p, sink_s = shares(extra, top, row, FORM)
                 h1 -= lean(sink_p, sink_s, row[5]) * (anchor + rest)
             tl.store(sums + 2, h1, mask=i < rows)
-        if LINK == "budget":
+        if FORM.LINK == "budget":
             tl.store(sums + 2, tl.where(s0 > 0.0, anchor + rest, 0.0), mask=i < rows)
 
 
 @triton.jit
-def sink_pull(extra, top, row, anchor, rest, LINK: tl.constexpr, P: tl.constexpr):
+def sink_pull(extra, top, row, anchor, rest, FORM: tl.constexpr):
     """The gradient of the sink's score; its g is 0, since its key has no value."""
-    _, s = shares(extra, top, row, LINK, P)
+    _, s = shares(extra, top, row, FORM)
     return tl.where(s == 0.0, 0.0, -s * (anchor + rest))
 
 
@@ -202,10 +193,8 @@ def sink_pull(extra, top, row, anchor, rest, LINK: tl.constexpr, P: tl.constexpr
 def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, coarse,
-                   LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                   RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
-                   BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                   M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+                   FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SIZE: tl.constexpr,
+                   D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """DK and DV of N keys: sums over the blocks of queries that FLAGS marks for them, in all heads that share the keys, T queries at a
     time. LISTS [programs, SIZE] takes SIZE of these blocks at a time."""
     tall = tl.cdiv(rows, M)
@@ -216,35 +205,29 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
     b, h_k = own // shared, own % shared
     j0 = n * N
     j = j0 + tl.arange(0, N)[:, None]
-    at_k = K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh
-    at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
-    k = load_block(at_k, j0, ki_, keys, d, N, D)
-    v = load_block(at_v, j0, vi, keys, e, N, E)
-    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
-    at = (length, count, offset, left, right)
-    seed = 0
-    if DROP:
-        seed = tl.load(SEED)
+    keys_, values = matrix_of(K, b, h_k, kb, kh, ki_, keys, d), matrix_of(V, b, h_k, vb, vh, vi, keys, e)
+    k, v = load_block(keys_, j0, N, D), load_block(values, j0, N, E)
+    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
+    seed = seed_of(SEED, VIEW)
     dk = tl.zeros([N, D], tl.float32)
     dv = tl.zeros([N, E], tl.float32)
     for group in range(groups):
         h = h_k * groups + group
         head = b * heads + h
-        at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh
-        arrays = (
-            BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
-            KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
-        )  # fmt: skip
-        slope = slope_of(HEADS, head, ALIBI)
+        queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
+        terms = terms_of(
+            BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW
+        )
         first_row = head.to(tl.int64) * rows
-        begin, high = seeing(j0, at, N, CAUSAL, LEFT, RIGHT)
+        pulls = Matrix(G + first_row * e, e, rows, e)
+        begin, high = seeing(j0, at, N, VIEW)
         end = tl.cdiv(high, M)
         mine = LISTS + tl.program_id(0).to(tl.int64) * SIZE
         bit = n // coarse
         flags = FLAGS + (head.to(tl.int64) * tl.cdiv(tl.cdiv(wide, coarse), 32) + bit // 32) * tall
         for first in range(begin // M, end, SIZE):
             steps = tl.minimum(SIZE, end - first)
-            if LINK != "softmax":
+            if FORM.LINK != "softmax":
                 blocks = first + tl.arange(0, SIZE)
                 live = (tl.load(flags + blocks, mask=blocks < end, other=0) >> (bit % 32)) & 1
                 tl.debug_barrier()  # the previous list has been read
@@ -253,32 +236,27 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
                 tl.debug_barrier()  # the list is complete
             for t in range(steps * (M // T)):
                 m = first + t // (M // T)
-                if LINK != "softmax":
+                if FORM.LINK != "softmax":
                     m = tl.load(mine + t // (M // T))
                 i0 = m * M + t % (M // T) * T
                 i = i0 + tl.arange(0, T)[None, :]
-                c = level(
-                    parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW),
-                    LINK,
-                )
+                c = level(parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM), FORM)
+                EXACT: tl.constexpr = k.dtype == tl.float32
                 top, row, anchor, rest = recalled(
-                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, k.dtype == tl.float32
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, FORM, EXACT
                 )
-                q = load_block(at_q, i0, qi, rows, d, T, D)
-                g_out = load_block(G + first_row * e, i0, e, rows, e, T, E)
-                k_now = once_more(k, at_k, j0, ki_, keys, d, i0 < rows, N, D)
-                x, rise = scores(tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                                 T, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-                p, s = shares(x, top, row, LINK, P)
-                v_now = once_more(v, at_v, j0, vi, keys, e, i0 < rows, N, E)
+                q, g_out = load_block(queries, i0, T, D), load_block(pulls, i0, T, E)
+                k_now = once_more(k, keys_, j0, i0 < rows, N, D)
+                x, rise = scores(
+                    tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, terms, T, N, VIEW
+                )
+                p, s = shares(x, top, row, FORM)
+                v_now = once_more(v, values, j0, i0 < rows, N, E)
                 g = tl.dot(v_now, tl.trans(g_out), input_precision="ieee")
-                if DROP:
-                    keep = kept(i, j, head, seed, drop)
-                    p = tl.where(keep, p / (1.0 - drop), 0.0)
-                    g = tl.where(keep, g / (1.0 - drop), 0.0)
+                p, g = dropped(p, i, j, head, seed, drop, VIEW), dropped(g, i, j, head, seed, drop, VIEW)
                 dv = tl.dot(p.to(g_out.dtype), g_out, dv, input_precision="ieee")
                 pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
-                if CAP:
+                if VIEW.CAP:
                     pull = pull * rise
                 dk = tl.dot(pull.to(q.dtype), q, dk, input_precision="ieee")
     cols = tl.arange(0, D)[None, :]
@@ -293,10 +271,7 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_
                    batches, heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, coarse, db, dh, di, dj,
                    ALL_B: tl.constexpr, ALL_H: tl.constexpr, ALL_I: tl.constexpr, ALL_J: tl.constexpr,
-                   LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                   RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
-                   BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                   M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+                   FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """The gradient of an array that was added to the scores. The program sums over each axis of size 1 (ALL_...)."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
@@ -308,53 +283,47 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_
     m_first = (pid // many_n) % many_m
     h_first = (pid // many_n // many_m) % many_h
     b_first = pid // many_n // many_m // many_h
-    seed = 0
-    if DROP:
-        seed = tl.load(SEED)
+    seed = seed_of(SEED, VIEW)
     acc = tl.zeros([M, N], tl.float32)
     nothing = (pid * 0).to(tl.int64)
     for b in range(b_first, batches if ALL_B else b_first + 1):
-        length, count, start = span(RANGES, b, offset, rows, keys, RANGED)
-        at = (length, count, start, left, right)
+        at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
         for h in range(h_first, heads if ALL_H else h_first + 1):
             head = b * heads + h
             far_b, far_h = nothing + b, nothing + h
-            at_k = K + far_b * kb + (far_h // groups) * kh
-            at_v = V + far_b * vb + (far_h // groups) * vh
-            arrays = (
-                BIAS_ + far_b * bb + far_h * bh_, bi, bj, ADD_ + far_b * ab + far_h * ah, ai, aj,
-                KEEP_ + far_b * mb + far_h * mh, mi, mj,
-            )  # fmt: skip
-            slope = slope_of(HEADS, head, ALIBI)
+            queries, shared = matrix_of(Q, far_b, far_h, qb, qh, qi, rows, d), far_h // groups
+            keys_, values = (
+                matrix_of(K, far_b, shared, kb, kh, ki_, keys, d),
+                matrix_of(V, far_b, shared, vb, vh, vi, keys, e),
+            )
+            terms = terms_of(BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, far_b, far_h, head, scale, cap,
+                             VIEW)  # fmt: skip
             first_row = (nothing + head) * rows
+            pulls = Matrix(G + first_row * e, e, rows, e)
             for m in range(m_first, tall if ALL_I else m_first + 1):
                 i0 = m * M
                 i = i0 + tl.arange(0, M)[:, None]
-                c = level(parameter(PARAM + far_b * pb + far_h * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK)
+                c = level(parameter(PARAM + far_b * pb + far_h * ph, i, pl, param, rows, FORM), FORM)
                 EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32
                 top, row, anchor, rest = recalled(
-                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, EXACT
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, FORM, EXACT
                 )
-                low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+                low, high = seen(i0, at, M, VIEW)
                 for n in range(n_first, wide if ALL_J else n_first + 1):
                     j0 = n * N
                     live = (j0 < high) & (j0 + N > low)
-                    if LINK != "softmax":
+                    if FORM.LINK != "softmax":
                         bit = n // coarse
                         word = (nothing + head) * tl.cdiv(tl.cdiv(wide, coarse), 32) + bit // 32
                         live = live & (((tl.load(FLAGS + word * tall + m) >> (bit % 32)) & 1) != 0)
                     if live:
-                        j = j0 + tl.arange(0, N)[None, :]
-                        q = load_block(Q + far_b * qb + far_h * qh, i0, qi, rows, d, M, D)
-                        k = load_block(at_k, j0, ki_, keys, d, N, D)
-                        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                                      M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-                        _, s = shares(x, top, row, LINK, P)
-                        g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
-                        v = load_block(at_v, j0, vi, keys, e, N, E)
+                        j, _, x, _ = score_tile(
+                            load_block(queries, i0, M, D), queries, keys_, n, i, i0, at, terms, M, N, D, VIEW
+                        )
+                        _, s = shares(x, top, row, FORM)
+                        g_out, v = load_block(pulls, i0, M, E), load_block(values, j0, N, E)
                         g = tl.dot(g_out, tl.trans(v), input_precision="ieee")
-                        if DROP:
-                            g = tl.where(kept(i, j, head, seed, drop), g / (1.0 - drop), 0.0)
+                        g = dropped(g, i, j, head, seed, drop, VIEW)
                         pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
                         if ALL_I:
                             pull = tl.sum(pull, 0, keep_dims=True)

@@ -17,22 +17,25 @@ import triton.language as tl
 from .attention_tile import (
     added,
     constants,
+    dropped,
     fall,
-    kept,
     load_block,
+    matrix_of,
     once_more,
     parameter,
     risen,
     row_max,
     row_sum,
-    scores,
+    score_tile,
+    seed_of,
     seen,
     settled,
     shares,
-    slope_of,
-    span,
+    sink_of,
+    terms_of,
     units,
     whole_blocks,
+    window_of,
 )
 from .tile import any_of
 
@@ -46,67 +49,77 @@ def outwards(t, begin, mid):
 
 
 @triton.jit
-def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
-    value, rate = shares(extra, top, row, LINK, P)
+def with_sink(s0, s1, extra, top, row, FORM: tl.constexpr):
+    value, rate = shares(extra, top, row, FORM)
     return s0 + value, s1 + rate
 
 
 @triton.jit
-def two_powers(u, c, LINK: tl.constexpr, P: tl.constexpr):
+def two_powers(u, c, FORM: tl.constexpr):
     """(u^r, u^(r-1)) with r = 1 / c, 0 for u = 0."""
-    if LINK == "root":
+    if FORM.LINK == "root":
         inside = u > 0.0
         log_u = tl.log2(tl.where(inside, u, 1.0))
         r = 1.0 / c.to(tl.float32)
         return tl.where(inside, tl.exp2(r * log_u), 0.0), tl.where(inside, tl.exp2((r - 1.0) * log_u), 0.0)
     else:
         rate = tl.where(u > 0.0, 1.0, 0.0)
-        for _ in tl.static_range(P - 1):
+        for _ in tl.static_range(FORM.P - 1):
             rate = rate * u
         return rate * u, rate
 
 
 @triton.jit
-def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
+def lanes_bound(lanes, extra, top, c, FORM: tl.constexpr, VIEW: tl.constexpr):
     """z of a lower bound of the threshold: four Newton steps on the lane maxima, whose sum is at most that of all keys."""
-    if LINK == "power" or LINK == "root":
+    if FORM.LINK == "power" or FORM.LINK == "root":
         z = tl.full(top.shape, 1.0, tl.float32)  # the maximum alone has probability 1
         slope = c.to(tl.float32)
         gap, more = (lanes - top) * slope, (extra - top) * slope
         for _ in range(4):
-            value, rate = two_powers(tl.maximum(gap + z, 0.0), c, LINK, P)
+            value, rate = two_powers(tl.maximum(gap + z, 0.0), c, FORM)
             s0, s1 = row_sum(value), row_sum(rate)
-            if SINK:
-                value, rate = two_powers(tl.maximum(more + z, 0.0), c, LINK, P)
+            if VIEW.SINK:
+                value, rate = two_powers(tl.maximum(more + z, 0.0), c, FORM)
                 s0 += value
                 s1 += rate
-            z -= fall(s0, s1, c, LINK, P)
+            z -= fall(s0, s1, c, FORM)
     else:
         z = top.to(tl.float64) * 0.0 + 1.0
         for _ in range(4):
-            row = constants(top, z, c, LINK, P)
-            value, rate = shares(lanes, top, row, LINK, P)
+            row = constants(top, z, c, FORM)
+            value, rate = shares(lanes, top, row, FORM)
             s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
-            if SINK:
-                s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-            z = tl.where(c > 1.0, z, z - fall(s0, s1, c, LINK, P).to(tl.float64))
+            if VIEW.SINK:
+                s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
+            z = tl.where(c > 1.0, z, z - fall(s0, s1, c, FORM).to(tl.float64))
     return z
 
 
 @triton.jit
-def lanes_reach(lanes, extra, top, bound, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
+def lanes_reach(lanes, extra, top, bound, c, FORM: tl.constexpr, VIEW: tl.constexpr):
     """`bound`, raised by the current lane maxima; no score of a row below it is in the support."""
     safe = tl.where(top > float("-inf"), top, 0.0)
-    z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
-    if LINK == "power":
-        below = safe - z * P
-    elif LINK == "root":
+    z = lanes_bound(lanes, extra, safe, c, FORM, VIEW)
+    if FORM.LINK == "power":
+        below = safe - z * FORM.P
+    elif FORM.LINK == "root":
         below = safe - z / c.to(tl.float32)
     else:
         below = (safe - z / c).to(tl.float32)
     below -= 2e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
     sure = (c > 0.0) & (c <= 1.0) & (top > float("-inf"))
     return tl.where(sure, tl.maximum(bound, below), bound)
+
+
+@triton.jit
+def noticed(x, lanes, lowest, number, FORM: tl.constexpr):
+    """The lane maxima, and for a budget the lowest score and the number of scores, after a tile."""
+    if FORM.LINK == "budget":
+        here = x > float("-inf")
+        lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
+        number += row_sum(tl.where(here, 1.0, 0.0))
+    return tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL), lowest, number
 
 
 @triton.jit
@@ -144,9 +157,7 @@ def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.con
     own = tl.program_id(0) // wide
     j0 = n * N
     inside = (j0 + tl.arange(0, N)[:, None]) < keys
-    k = load_block(K + (own // shared).to(tl.int64) * kb + (own % shared).to(tl.int64) * kh, j0, ki_, keys, d, N, D).to(
-        tl.float32
-    )
+    k = load_block(matrix_of(K, own // shared, own % shared, kb, kh, ki_, keys, d), j0, N, D).to(tl.float32)
     centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
     from_centre = tl.where(inside, k - centre.to(tl.float32), 0.0)
     radius = tl.sqrt(row_sum(from_centre * from_centre))
@@ -159,64 +170,62 @@ def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.con
 
 
 @triton.jit
-def asked(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
+def asked(PARAM, i, pl, param, count, FORM: tl.constexpr):
     """(alpha - 1, the sum of the probabilities, whether the parameter is invalid) of each row."""
-    c = parameter(PARAM, i, pl, param, count, LINK, P, PER_ROW)
+    c = parameter(PARAM, i, pl, param, count, FORM)
     mass = tl.zeros_like(c) + 1.0
     unsound = c != c
-    if LINK == "budget":
+    if FORM.LINK == "budget":
         mass = c
         unsound = unsound | (c <= 0.0)
-    elif LINK == "mixed" or LINK == "any":
+    elif FORM.LINK == "mixed" or FORM.LINK == "any":
         unsound = unsound | (c <= -1.0)
         c = tl.where(unsound, 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))  # for alpha = 1 this changes p by 1e-8
     return c, mass, unsound
 
 
 @triton.jit
-def first_guess(
-    lanes, extra, top, lowest, number, mass, c, alive, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr
-):
+def first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM: tl.constexpr, VIEW: tl.constexpr):
     """(z, low, high, width, mass, c, unfinished), the start of `improved`."""
-    if LINK == "budget":  # tau is between the lowest score minus 1 and the maximum
+    if FORM.LINK == "budget":  # tau is between the lowest score minus 1 and the maximum
         full = number <= mass
         high = tl.where(alive & (number > 0.0), (top.to(tl.float64) - lowest) + 2.0, 1.0)
         z = tl.where(full, high, tl.minimum(high, 1.0))
         none = tl.zeros_like(c)
         return z, none, high, high, tl.where(full, number, mass), none + 1.0, alive & (full == 0)
     else:
-        z = lanes_bound(lanes, extra, top, c, LINK, P, SINK).to(tl.float64)
+        z = lanes_bound(lanes, extra, top, c, FORM, VIEW).to(tl.float64)
         return z, tl.zeros_like(c), z, z, mass, c, alive
 
 
 @triton.jit
-def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr):
+def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, FORM: tl.constexpr):
     """(z, low, high, width, unfinished) from the sums at z: a Newton step on the r-norm where that is convex, else a step within brackets.
     `size`: the number of scores in the support at z."""
     excess = s0 - mass
     go = alive & (tl.abs(excess) > enough * mass)
-    if LINK == "power" and P == 2:
+    if FORM.LINK == "power" and FORM.P == 2:
         # if the support stays the same, sum (u - step)^2 = 1 is a quadratic in step; else the solution is between its root and Newton's
         over, rate = excess.to(tl.float32), s1.to(tl.float32)
         under = rate * rate - size * over
         exact = (rate > 0.0) & (under >= 0.0)
-        step = fall(s0, s1, c, LINK, P)
+        step = fall(s0, s1, c, FORM)
         root = tl.where(exact, over / tl.where(exact, rate + tl.sqrt(tl.where(exact, under, 0.0)), 1.0), step)
         go = go & ((exact == 0) | ((root - step) * (2.0 * rate) > 10.0 * enough * enough))
         return tl.where(alive, z - tl.where(go, step, root).to(tl.float64), z), low, high, width, go
-    elif LINK == "power" or LINK == "any" or LINK == "root":
-        return tl.where(alive, z - fall(s0, s1, c, LINK, P).to(tl.float64), z), low, high, width, go
+    elif FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root":
+        return tl.where(alive, z - fall(s0, s1, c, FORM).to(tl.float64), z), low, high, width, go
     else:
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
         low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
-        rate = s1 if LINK == "budget" else s1 / c
+        rate = s1 if FORM.LINK == "budget" else s1 / c
         target = z - excess / tl.where(rate > 0.0, rate, 1.0)
         good = (rate > 0.0) & (target > low) & (target < high) & (2.0 * tl.abs(target - z) <= width)
         target = tl.where(good, target, 0.5 * (low + high))
-        if LINK == "mixed":
+        if FORM.LINK == "mixed":
             steep = c > 1.0
             go = go & ((steep == 0) | (high - low > 1e-15 * high))
-            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, LINK, P).to(tl.float64))
+            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, FORM).to(tl.float64))
         else:
             go = go & (high - low > 1e-15 * high)
             target = tl.where(go, target, z)
@@ -228,10 +237,7 @@ def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl
 def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                       mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, longest, coarse,
-                      LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                      RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
-                      BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
-                      SKIP: tl.constexpr, FOLD: tl.constexpr,
+                      FORM: tl.constexpr, VIEW: tl.constexpr, SAVE: tl.constexpr, SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
     lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
@@ -244,31 +250,26 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
     b, h = head // heads, head % heads
     i0 = m * M
     i = i0 + tl.arange(0, M)[:, None]
-    at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh
-    at_k = K + b.to(tl.int64) * kb + (h // groups).to(tl.int64) * kh
-    at_v = V + b.to(tl.int64) * vb + (h // groups).to(tl.int64) * vh
-    arrays = (
-        BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
-        KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
-    )  # fmt: skip
-    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
-    at = (length, count, offset, left, right)
-    low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+    unit, factor = units(scale, VIEW)
+    queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
+    keys_, values = (
+        matrix_of(K, b, h // groups, kb, kh, ki_, keys, d),
+        matrix_of(V, b, h // groups, vb, vh, vi, keys, e),
+    )
+    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
+    terms = terms_of(
+        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, factor, cap, VIEW
+    )
+    low, high = seen(i0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    slope = slope_of(HEADS, head, ALIBI)
-    extra = tl.full([M, 1], float("-inf"), tl.float32)
-    if SINK:
-        extra = tl.where(i < count, tl.load(HEADS + head * 2 + 1), float("-inf"))
-    seed = 0
-    if DROP:
-        seed = tl.load(SEED)
-    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
-    q = load_block(at_q, i0, qi, rows, d, M, D)
+    extra = sink_of(HEADS, head, i < at.count, VIEW)
+    seed = seed_of(SEED, VIEW)
+    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM)
+    q = load_block(queries, i0, M, D)
     acc = tl.zeros([M, E], tl.float32)
     end = tl.maximum(begin, end)
-    first, last = whole_blocks(i0, at, begin, end, M, N, CAUSAL, LEFT, RIGHT)
-    if LINK == "softmax":
-        unit, factor = units(scale, FOLD)
+    first, last = whole_blocks(i0, at, begin, end, M, N, VIEW)
+    if FORM.LINK == "softmax":
         top, level = extra, extra * unit
         s0 = tl.where(extra > float("-inf"), 1.0, 0.0)
         lost = tl.zeros([M, 1], tl.float32)
@@ -276,20 +277,14 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             steps = last - first if sweep == 0 else (first - begin) + (end - last)
             for t in range(steps):
                 n = first + t if sweep == 0 else tl.where(t < first - begin, begin + t, last + t - (first - begin))
-                j0 = n * N
-                j = j0 + tl.arange(0, N)[None, :]
-                k = load_block(at_k, j0, ki_, keys, d, N, D, sweep == 0)
-                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, factor, cap, slope,
-                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP, sweep == 0)  # fmt: skip
+                j, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, sweep == 0)
                 p, fade, top, level, s0, lost = risen(x, top, level, s0, lost, unit)
-                if DROP:
-                    p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
-                v = load_block(at_v, j0, vi, keys, e, N, E, sweep == 0)
+                p = dropped(p, i, j, head, seed, drop, VIEW)
+                v = load_block(values, n * N, N, E, sweep == 0)
                 acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
-        top, s0 = settled(top, level, s0, lost, unit, scale, FOLD)
+        top, s0 = settled(top, level, s0, lost, unit, scale, VIEW)
         # a whole block masks no query, so those that do not exist have sums too
-        there = i < count
+        there = i < at.count
         alive, bad = there & (top > float("-inf")), there & ((s0 != s0) | (s0 == float("inf")))
         top, s0, acc = tl.where(alive, top, 0.0), tl.where(there, s0, 0.0), tl.where(there, acc, 0.0)
         z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
@@ -297,15 +292,15 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
-        bound = tl.where(i < count, float("-inf"), float("inf"))
+        bound = tl.where(i < at.count, float("-inf"), float("inf"))
         # scores so far below the maximum are never in the support
         reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
         number = tl.zeros([M, 1], tl.float32)
-        if LINK == "budget":
+        if FORM.LINK == "budget":
             lowest = tl.where(extra > float("-inf"), extra, float("inf"))
             number = tl.where(extra > float("-inf"), 1.0, 0.0)
-        mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, first), last)
+        mid = tl.minimum(tl.maximum((i0 + M - 1 + at.offset) // N + 1, first), last)
         cut = end - last + first - begin
         live = cut + tl.minimum(last - first, NEAR)
         for t in range(live):  # the blocks that a mask cuts, then some next to the diagonal
@@ -313,21 +308,12 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid))
             )
             tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
-            j0 = n * N
-            j = j0 + tl.arange(0, N)[None, :]
-            k = load_block(at_k, j0, ki_, keys, d, N, D)
-            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                          M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-            lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-            if LINK == "budget":
-                here = x > float("-inf")
-                lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
-                number += row_sum(tl.where(here, 1.0, 0.0))
+            _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+            lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
         top = tl.maximum(top, row_max(lanes))
-        if LINK != "budget":
+        if FORM.LINK != "budget":
             bound = tl.maximum(bound, top - reach)
-            bound = lanes_reach(lanes, extra, top, bound, c, LINK, P, SINK)
+            bound = lanes_reach(lanes, extra, top, bound, c, FORM, VIEW)
         wanted = tl.arange(0, 32)
         bit = tl.full([M, 1], 1, tl.int32)
         size_q = tl.zeros([M, 1], tl.float32)
@@ -345,7 +331,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
                 )
                 radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
-                q_now = once_more(q, at_q, i0, qi, rows, d, size > 0, M, D)
+                q_now = once_more(q, queries, i0, size > 0, M, D)
                 peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
                 may = tl.max(tl.where(peak < bound, 0, 1), 0)
                 may = tl.where(wanted < size, may, 0)
@@ -357,49 +343,41 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
                 n = tl.load(new + t).to(tl.int32)
-                j0 = n * N
-                j = j0 + tl.arange(0, N)[None, :]
-                k = load_block(at_k, j0, ki_, keys, d, N, D)
-                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP, True)  # fmt: skip
-                lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-                if LINK == "budget":
-                    here = x > float("-inf")
-                    lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
-                    number += row_sum(tl.where(here, 1.0, 0.0))
+                _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, True)
+                lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
+                if FORM.LINK == "budget":
                     bits |= bit << t
                 else:
                     bits |= tl.where(row_max(x) < bound, 0, bit << t)
             now = shortened(
                 mine, tl.minimum(live, longest), live, size, bits, size < 0, 0, longest, FLAGS, tall, coarse, False
             )
-            if LINK != "budget":  # noqa: SIM102
+            if FORM.LINK != "budget":  # noqa: SIM102
                 if now > live:
                     top = tl.maximum(top, row_max(lanes))
-                    bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, LINK, P, SINK)
+                    bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, FORM, VIEW)
             live = now
         top = tl.maximum(top, row_max(lanes))
         over = live > longest
         bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
-        alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < count)
+        alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < at.count)
         top = tl.where(alive, top, 0.0)
         lanes = tl.where(alive, lanes, float("-inf"))
         extra = tl.where(alive, extra, float("-inf"))
         number = number.to(tl.float64)
         z, floor, ceiling, width, mass, c, go = first_guess(
-            lanes, extra, top, lowest, number, mass, c, alive, LINK, P, SINK
+            lanes, extra, top, lowest, number, mass, c, alive, FORM, VIEW
         )
-        RATE: tl.constexpr = tl.float64 if LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]  # above alpha = 2 rates have no bound
+        RATE: tl.constexpr = tl.float64 if FORM.LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]  # above alpha = 2 rates have no bound
         turn = 0
         while any_of(go) & (turn < 80):
             tl.debug_barrier()  # the list of the previous pass is complete
-            row = constants(top, z, c, LINK, P)
+            row = constants(top, z, c, FORM)
             s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
             supported = tl.zeros([M, 1], tl.float32)
-            if SINK:
-                s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
+            if VIEW.SINK:
+                s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
                 supported = tl.where(s1 > 0.0, 1.0, 0.0)
             were = tl.where(over, end - begin, live)
             live = 0
@@ -411,34 +389,31 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 for t in range(size):
                     n = following
                     following = list_entry(mine, begin_32 + t + 1, were, over, begin)
-                    j0 = n * N
-                    j = j0 + tl.arange(0, N)[None, :]
-                    k = load_block(at_k, j0, ki_, keys, d, N, D)
-                    q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-                    x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                                  M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-                    value, rate = shares(x, top, row, LINK, P)
+                    _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+                    value, rate = shares(x, top, row, FORM)
                     sum_value = row_sum(value)
                     s0, lost = added(s0, lost, sum_value)
                     s1 += row_sum(rate).to(RATE)
-                    if LINK == "power" and P == 2:
+                    if FORM.LINK == "power" and FORM.P == 2:
                         supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
                     bits |= tl.where(sum_value > 0.0, bit << t, 0)
-                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise, so blocks stay out
+                if (
+                    FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root"
+                ):  # thresholds only rise, so blocks stay out
                     live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
                 else:
                     live += size
             over = live > longest
             s0 = s0.to(tl.float64) + lost
             z, floor, ceiling, width, go = improved(
-                z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, LINK, P
+                z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, FORM
             )
             turn += 1
         tl.debug_barrier()
-        row = constants(top, z, c, LINK, P)
+        row = constants(top, z, c, FORM)
         s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
-        if SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
+        if VIEW.SINK:
+            s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
         were = tl.where(over, end - begin, live)
         live = 0
         flags = FLAGS + head.to(tl.int64) * (tl.cdiv(tl.cdiv(wide, coarse), 32) * tall) + m
@@ -447,20 +422,14 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
                 n = list_entry(mine, begin_32 + t, were, over, begin)
-                j0 = n * N
-                j = j0 + tl.arange(0, N)[None, :]
-                k = load_block(at_k, j0, ki_, keys, d, N, D)
-                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-                value, rate = shares(x, top, row, LINK, P)
+                j, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+                value, rate = shares(x, top, row, FORM)
                 sum_value = row_sum(value)
                 s0, lost = added(s0, lost, sum_value)
                 s1 += row_sum(rate).to(RATE)
                 bits |= tl.where(sum_value > 0.0, bit << t, 0)
-                if DROP:
-                    value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
-                v = load_block(at_v, j0, vi, keys, e, N, E)
+                value = dropped(value, i, j, head, seed, drop, VIEW)
+                v = load_block(values, n * N, N, E)
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
                 live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
@@ -468,7 +437,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         # one more Newton step takes the remaining error of the sum into the level
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)
-        bad = (bad | unsound) & (i < count)
+        bad = (bad | unsound) & (i < at.count)
         z = tl.where(bad, float("nan"), z)
         if SAVE:
             tl.store(COUNTS + head.to(tl.int64) * tall + m, live)

@@ -18,18 +18,21 @@ from .attention_forward import asked, first_guess, improved, with_sink
 from .attention_tile import (
     added,
     constants,
-    kept,
+    dropped,
     load_block,
+    matrix_of,
     risen,
     row_max,
     row_sum,
     scores,
+    seed_of,
     seen,
     settled,
     shares,
-    slope_of,
-    span,
+    sink_of,
+    terms_of,
     units,
+    window_of,
 )
 from .tile import any_of
 
@@ -59,32 +62,25 @@ def packed(pid, parts, heads, groups, rows, M: tl.constexpr):
 def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                     heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                     mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts,
-                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
-                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                    FOLD: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+                    FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+                    E: tl.constexpr):  # fmt: skip
     """One program has every `parts`-th block of the keys of one head. Softmax writes the maximum and the sum to SUMS [queries, parts, 2],
     the output to PARTIAL [queries, parts, e]. Other maps write the scores to SCORES [queries, blocks, N] and the maximum of each block,
     or +inf if one is NaN, to TOPS [queries, blocks]; a budget writes the lowest score and the number of scores to SUMS."""
     part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
     head = b * heads + h
     at_row = first_row + tl.arange(0, M)[:, None]
-    at_k = K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh
-    at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
-    arrays = (
-        BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
-        KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
-    )  # fmt: skip
+    keys_, values = matrix_of(K, b, h_k, kb, kh, ki_, keys, d), matrix_of(V, b, h_k, vb, vh, vi, keys, e)
+    unit, factor = units(scale, VIEW)
+    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
+    terms = terms_of(
+        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, factor, cap, VIEW
+    )
     wide = tl.cdiv(keys, N)
-    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
-    at = (length, count, offset, left, right)
     i0 = part * 0
-    low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+    low, high = seen(i0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    slope = slope_of(HEADS, head, ALIBI)
-    seed = 0
-    if DROP:
-        seed = tl.load(SEED)
+    seed = seed_of(SEED, VIEW)
     cols = tl.arange(0, D)[None, :]
     at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + i.to(tl.int64) * qi
     q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
@@ -92,45 +88,41 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     extreme = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
     # the sum; for a budget the number of scores
     amount, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)
-    if LINK == "budget":
+    if FORM.LINK == "budget":
         extreme = -extreme
-    unit, factor = units(scale, FOLD)
     level = extreme
     for n in range(begin + part, end, parts):
         j0 = n * N
         j = j0 + tl.arange(0, N)[None, :]
-        k = load_block(at_k, j0, ki_, keys, d, N, D)
-        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, factor, cap, slope,
-                      M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-        if LINK == "softmax":
+        k = load_block(keys_, j0, N, D)
+        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, terms, M, N, VIEW)
+        if FORM.LINK == "softmax":
             p, fade, extreme, level, amount, lost = risen(x, extreme, level, amount, lost, unit)
-            if DROP:
-                p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
-            v = load_block(at_v, j0, vi, keys, e, N, E)
+            p = dropped(p, i, j, head, seed, drop, VIEW)
+            v = load_block(values, j0, N, E)
             acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
         else:
             tl.store(SCORES + at_row * (wide * N) + j, x, mask=there)
             tl.store(TOPS + at_row * wide + n, row_max(tl.where(x == x, x, float("inf"))), mask=there)
-            if LINK == "budget":
+            if FORM.LINK == "budget":
                 here = x > float("-inf")
                 extreme = tl.minimum(extreme, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
                 amount += row_sum(tl.where(here, 1.0, 0.0))
     at_part = at_row * parts + part
     whole = amount.to(tl.float64) + lost
-    if LINK == "softmax":
-        extreme, whole = settled(extreme, level, amount, lost, unit, scale, FOLD)
-    if LINK == "softmax" or LINK == "budget":
+    if FORM.LINK == "softmax":
+        extreme, whole = settled(extreme, level, amount, lost, unit, scale, VIEW)
+    if FORM.LINK == "softmax" or FORM.LINK == "budget":
         tl.store(SUMS + at_part * 2, extreme.to(tl.float64), mask=there)
         tl.store(SUMS + at_part * 2 + 1, whole, mask=there)
-    if LINK == "softmax":
+    if FORM.LINK == "softmax":
         cols = tl.arange(0, E)[None, :]
         tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))
 
 
 @triton.jit
 def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, heads, rows, keys, pb, ph, pl, offset, left, right, param,
-                    parts, enough, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                    RIGHT: tl.constexpr, RANGED: tl.constexpr, SINK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
+                    parts, enough, FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
                     C: tl.constexpr):  # fmt: skip
     """One program finds the threshold of one query, from the maxima of its blocks, W at a time, and the scores of the blocks that reach
     above it, C at a time."""
@@ -142,13 +134,11 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
     tops = TOPS + query.to(tl.int64) * wide
     mine = LISTS + query.to(tl.int64) * (tl.cdiv(wide, parts) * parts)
     at_scores = SCORES + query.to(tl.int64) * (wide * N)
-    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
-    low, high = seen(query * 0, (length, count, offset, left, right), M, CAUSAL, LEFT, RIGHT)
+    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
+    low, high = seen(query * 0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    extra = tl.full([1, 1], float("-inf"), tl.float32)
-    if SINK:
-        extra = tl.where(i < count, tl.load(HEADS + head * 2 + 1), float("-inf"))
-    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
+    extra = sink_of(HEADS, head, i < at.count, VIEW)
+    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM)
     lanes = tl.full([1, W], float("-inf"), tl.float32)
     for first in range(begin, end, W):
         n = first + tl.arange(0, W)[None, :]
@@ -162,26 +152,24 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
     extra = tl.where(alive, extra, float("-inf"))
     lowest = tl.where(extra > float("-inf"), extra, float("inf"))
     number = tl.where(extra > float("-inf"), 1.0, 0.0).to(tl.float64)
-    if LINK == "budget":
+    if FORM.LINK == "budget":
         for first in range(0, parts, W):
             part = first + tl.arange(0, W)[None, :]
             sums = SUMS + (query.to(tl.int64) * parts + part) * 2
             least = tl.load(sums, mask=part < parts, other=float("inf")).to(tl.float32)
             lowest = tl.minimum(lowest, tl.min(least, 1, keep_dims=True))
             number += row_sum(tl.load(sums + 1, mask=part < parts, other=0.0))
-    z, floor, ceiling, width, mass, c, go = first_guess(
-        lanes, extra, top, lowest, number, mass, c, alive, LINK, P, SINK
-    )
-    RATE: tl.constexpr = tl.float64 if LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]
+    z, floor, ceiling, width, mass, c, go = first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM, VIEW)
+    RATE: tl.constexpr = tl.float64 if FORM.LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]
     turn = 0
     while any_of(go) & (turn < 80):
         # (in Triton 3.4, a name within a loop can't have two shapes)
         tl.debug_barrier()  # the list of the previous turn has been read
-        row = constants(top, z, c, LINK, P)
+        row = constants(top, z, c, FORM)
         live = 0
         for first in range(begin, end, W):
             n = first + tl.arange(0, W)[None, :]
-            value, _of_lane = shares(tl.load(tops + n, mask=n < end, other=float("-inf")), top, row, LINK, P)
+            value, _of_lane = shares(tl.load(tops + n, mask=n < end, other=float("-inf")), top, row, FORM)
             matters = (value > 0.0).to(tl.int32)
             tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
             live += tl.sum(tl.sum(matters, 1), 0)
@@ -193,35 +181,34 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             t = first + tl.arange(0, C)[None, :]
             n = tl.load(mine + t // N, mask=t < live * N, other=0).to(tl.int64)
             x = tl.load(at_scores + n * N + t % N, mask=t < live * N, other=float("-inf"))
-            value, rate = shares(x, top, row, LINK, P)
+            value, rate = shares(x, top, row, FORM)
             s0, lost = added(s0, lost, row_sum(value))
             s1 += row_sum(rate).to(RATE)
-            if LINK == "power" and P == 2:
+            if FORM.LINK == "power" and FORM.P == 2:
                 size += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
         s0 = s0.to(tl.float64) + lost
-        if SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-            sink_value, _of_sink = shares(extra, top, row, LINK, P)
+        if VIEW.SINK:
+            s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
+            sink_value, _of_sink = shares(extra, top, row, FORM)
             size += tl.where(sink_value > 0.0, 1.0, 0.0)
-        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, size, mass, c, go, enough, LINK, P)
+        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, size, mass, c, go, enough, FORM)
         turn += 1
     spare = tl.zeros([1, 1], tl.float64)
-    if SINK:
-        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, LINK, P), LINK, P)
+    if VIEW.SINK:
+        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, FORM), FORM)
     state = STATE + query.to(tl.int64) * SOLVED + tl.zeros([1, 1], tl.int32)
     tl.store(state + TOP, top.to(tl.float64))
     tl.store(state + LEVEL, z)
     tl.store(state + POWER, c)
     tl.store(state + MASS, mass)
     tl.store(state + SPARE, spare)
-    stands = tl.where((bad | unsound) & (i < count), BAD, tl.where(alive, FINE, NOTHING))
+    stands = tl.where((bad | unsound) & (i < at.count), BAD, tl.where(alive, FINE, NOTHING))
     tl.store(state + STANDS, stands.to(tl.float64))
 
 
 @triton.jit
 def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED, heads, groups, rows, keys, e, vb, vh, vi, offset, left,
-                     right, drop, parts, LINK: tl.constexpr, P: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                     RIGHT: tl.constexpr, RANGED: tl.constexpr, DROP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+                     right, drop, parts, FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
                      W: tl.constexpr):  # fmt: skip
     """One program computes the output from the blocks of its part in which some query of the tile has a probability. SUMS takes the sum of
     the probabilities, and whether there are any."""
@@ -231,24 +218,21 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
     wide = tl.cdiv(keys, N)
     each = tl.cdiv(wide, parts)
     mine = LISTS + first_row * (each * parts) + part * each
-    at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
-    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
-    low, high = seen(part * 0, (length, count, offset, left, right), M, CAUSAL, LEFT, RIGHT)
+    values = matrix_of(V, b, h_k, vb, vh, vi, keys, e)
+    low, high = seen(part * 0, window_of(RANGES, b, offset, rows, keys, left, right, VIEW), M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    seed = 0
-    if DROP:
-        seed = tl.load(SEED)
+    seed = seed_of(SEED, VIEW)
     state = STATE + at_row * SOLVED
     top = tl.load(state + TOP, mask=there, other=0.0).to(tl.float32)
     z = tl.load(state + LEVEL, mask=there, other=1.0)
     c = tl.load(state + POWER, mask=there, other=1.0)
     alive = tl.load(state + STANDS, mask=there, other=0.0) == FINE
-    row = constants(top, z, c, LINK, P)
+    row = constants(top, z, c, FORM)
     live = 0
     for first in range(begin + part, end, parts * W):
         n = first + parts * tl.arange(0, W)[None, :]
         tops = tl.load(TOPS + at_row * wide + n, mask=alive & (n < end), other=float("-inf"))
-        value, _ = shares(tops, top, row, LINK, P)
+        value, _ = shares(tops, top, row, FORM)
         matters = tl.max((alive & (value > 0.0)).to(tl.int32), 0, keep_dims=True)
         tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
         live += tl.sum(tl.sum(matters, 1), 0)
@@ -259,12 +243,11 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
         j0 = tl.load(mine + t) * N
         j = j0 + tl.arange(0, N)[None, :]
         x = tl.load(SCORES + at_row * (wide * N) + j, mask=alive, other=float("-inf"))
-        value, _ = shares(x, top, row, LINK, P)
+        value, _ = shares(x, top, row, FORM)
         value = tl.where(alive, value, 0.0)
         s0, lost = added(s0, lost, row_sum(value))
-        if DROP:
-            value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
-        v = load_block(at_v, j0, vi, keys, e, N, E)
+        value = dropped(value, i, j, head, seed, drop, VIEW)
+        v = load_block(values, j0, N, E)
         acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
     at_part = at_row * parts + part
     tl.store(SUMS + at_part * 2, s0.to(tl.float64) + lost, mask=there)
@@ -276,7 +259,7 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
 
 @triton.jit
 def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys, e, parts, offset,
-                    LINK: tl.constexpr, RANGED: tl.constexpr, SINK: tl.constexpr, E: tl.constexpr, C: tl.constexpr):  # fmt: skip
+                    FORM: tl.constexpr, VIEW: tl.constexpr, E: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """One program computes the output of one query, C parts at a time."""
     query = tl.program_id(0)
     head = query // rows
@@ -285,11 +268,9 @@ def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys,
     at_partial = PARTIAL + query.to(tl.int64) * parts * e
     acc = tl.zeros([C, E], tl.float32)
     s0 = tl.zeros([C, 1], tl.float64)
-    if LINK == "softmax":
-        _, count, _ = span(RANGES, head // heads, offset, rows, keys, RANGED)
-        top = tl.full([1, 1], float("-inf"), tl.float32)
-        if SINK:
-            top = tl.where(query % rows < count, tl.load(HEADS + head * 2 + 1), top)
+    if FORM.LINK == "softmax":
+        at = window_of(RANGES, head // heads, offset, rows, keys, 0, 0, VIEW)
+        top = sink_of(HEADS, head, tl.zeros([1, 1], tl.int32) + query % rows < at.count, VIEW)
         extra = top
         for first in range(0, parts, C):
             part = first + tl.arange(0, C)[:, None]
@@ -303,7 +284,7 @@ def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys,
             s0 += fade * tl.load(at_sums + part * 2 + 1, mask=part < parts, other=0.0)
             acc += fade * tl.load(at_partial + part * e + cols, mask=(part < parts) & (cols < e), other=0.0)
         total = tl.sum(s0, 0, keep_dims=True)
-        if SINK:
+        if VIEW.SINK:
             total += tl.exp(extra - base)
         bad = (total != total) | (total == float("inf"))
         mass = tl.zeros([1, 1], tl.float64) + 1.0

@@ -9,10 +9,65 @@ The numbers of a row have the shape of `i`.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of
+
+
+class View(NamedTuple):
+    """What queries see and what is added to their scores, as the compiler knows it."""
+
+    CAUSAL: bool
+    LEFT: bool  # a window to this side
+    RIGHT: bool
+    RANGED: bool  # each batch has lengths of its own
+    CAP: bool
+    ALIBI: bool
+    SINK: bool
+    BIAS: bool
+    ADD: bool
+    KEEP: bool
+    DROP: bool
+    FOLD: bool  # see `units`
+
+
+class Window(NamedTuple):
+    """The keys that queries of a batch may see."""
+
+    length: Any  # the number of keys
+    count: Any  # the number of queries
+    offset: Any
+    left: Any
+    right: Any
+
+
+class Terms(NamedTuple):
+    """What makes scores of a head from q k^T; each array has an address, and strides of queries and keys."""
+
+    scale: Any
+    cap: Any
+    slope: Any
+    pb: Any
+    bi: Any
+    bj: Any
+    pa: Any
+    ai: Any
+    aj: Any
+    pk: Any
+    ki: Any
+    kj: Any
+
+
+class Matrix(NamedTuple):
+    """Queries, keys, values or gradients of a head."""
+
+    first: Any  # an address
+    stride: Any
+    count: Any
+    width: Any
 
 
 @triton.jit
@@ -29,23 +84,28 @@ def row_max(v):
 
 
 @triton.jit
-def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr = False):
-    """The rows first .. first + N - 1 of a head's matrix, [N, D], with zeros beyond its ends. WHOLE: all of these rows exist."""
-    i = first + tl.arange(0, N)[:, None]
-    c = tl.arange(0, D)[None, :]
-    of = at + i.to(tl.int64) * stride + c
-    if WHOLE:
-        return tl.load(of, mask=c < width, other=0.0)
-    else:
-        return tl.load(of, mask=(i < count) & (c < width), other=0.0)
+def matrix_of(A, b, h, sb, sh, stride, count, width):
+    return Matrix(A + b.to(tl.int64) * sb + h.to(tl.int64) * sh, stride, count, width)
 
 
 @triton.jit
-def once_more(block, at, first, stride, count, width, here, N: tl.constexpr, D: tl.constexpr):
+def load_block(a, first, N: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr = False):
+    """The rows first .. first + N - 1 of a matrix, [N, D], with zeros beyond its ends. WHOLE: all of these rows exist."""
+    i = first + tl.arange(0, N)[:, None]
+    c = tl.arange(0, D)[None, :]
+    of = a.first + i.to(tl.int64) * a.stride + c
+    if WHOLE:
+        return tl.load(of, mask=c < a.width, other=0.0)
+    else:
+        return tl.load(of, mask=(i < a.count) & (c < a.width), other=0.0)
+
+
+@triton.jit
+def once_more(block, a, first, here, N: tl.constexpr, D: tl.constexpr):
     """The block that `load_block` loaded before a loop. Products of fp32 take operands from registers, too many to keep across the loop, so
     each step loads them again. `here` is always true, but the compiler can't know that before the step, so it can't hoist the load."""
     if block.dtype == tl.float32:
-        return load_block(at, first, stride, tl.where(here, count, 0), width, N, D)
+        return load_block(Matrix(a.first, a.stride, tl.where(here, a.count, 0), a.width), first, N, D)
     else:
         return block
 
@@ -64,113 +124,131 @@ def tanh(y):
 
 
 @triton.jit
-def span(RANGES, b, offset, rows, keys, RANGED: tl.constexpr):
-    """(number of keys, number of queries, offset) of a batch; if RANGED, RANGES has these three for each batch."""
-    if RANGED:
+def window_of(RANGES, b, offset, rows, keys, left, right, VIEW: tl.constexpr):
+    """The window of a batch; if RANGED, RANGES has (keys, queries, offset) for each batch."""
+    if VIEW.RANGED:
         length = tl.load(RANGES + b * 3)
         count = tl.load(RANGES + b * 3 + 1)
-        return tl.minimum(length, keys), tl.minimum(count, rows), tl.load(RANGES + b * 3 + 2)
+        return Window(tl.minimum(length, keys), tl.minimum(count, rows), tl.load(RANGES + b * 3 + 2), left, right)
     else:
-        return keys, rows, offset
+        return Window(keys, rows, offset, left, right)
 
 
 @triton.jit
-def seen(i0, at, M: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+def seen(i0, at, M: tl.constexpr, VIEW: tl.constexpr):
     """The keys low <= j < high that some query of i0 .. i0 + M - 1 may see."""
-    length, count, offset, left, right = at
-    last = tl.minimum(i0 + M, count) - 1 + offset
+    last = tl.minimum(i0 + M, at.count) - 1 + at.offset
     low = 0
-    high = length
-    if CAUSAL:
+    high = at.length
+    if VIEW.CAUSAL:
         high = tl.minimum(high, last + 1)
-    if RIGHT:
-        high = tl.minimum(high, last + right + 1)
-    if LEFT:
-        low = tl.maximum(low, i0 + offset - left)
-    return low, tl.where(i0 < count, high, 0)
+    if VIEW.RIGHT:
+        high = tl.minimum(high, last + at.right + 1)
+    if VIEW.LEFT:
+        low = tl.maximum(low, i0 + at.offset - at.left)
+    return low, tl.where(i0 < at.count, high, 0)
 
 
 @triton.jit
-def whole_blocks(
-    i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr
-):
+def whole_blocks(i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, VIEW: tl.constexpr):
     """The blocks of keys first <= n < last, among begin .. end - 1, that every query of i0 .. i0 + M - 1 sees in full."""
-    length, _, offset, left, right = at
-    first, last = begin, length // N
-    if CAUSAL:
-        last = tl.minimum(last, (i0 + offset + 1) // N)
-    if RIGHT:
-        last = tl.minimum(last, (i0 + offset + right + 1) // N)
-    if LEFT:
-        first = tl.maximum(first, tl.cdiv(tl.maximum(i0 + M - 1 + offset - left, 0), N))
+    first, last = begin, at.length // N
+    if VIEW.CAUSAL:
+        last = tl.minimum(last, (i0 + at.offset + 1) // N)
+    if VIEW.RIGHT:
+        last = tl.minimum(last, (i0 + at.offset + at.right + 1) // N)
+    if VIEW.LEFT:
+        first = tl.maximum(first, tl.cdiv(tl.maximum(i0 + M - 1 + at.offset - at.left, 0), N))
     last = tl.maximum(tl.minimum(last, end), begin)
     return tl.minimum(first, last), last
 
 
 @triton.jit
-def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+def seeing(j0, at, N: tl.constexpr, VIEW: tl.constexpr):
     """The queries low <= i < high that may see some key of j0 .. j0 + N - 1."""
-    length, count, offset, left, right = at
     low = 0
-    high = count
-    if CAUSAL:
-        low = tl.maximum(low, j0 - offset)
-    if RIGHT:
-        low = tl.maximum(low, j0 - offset - right)
-    if LEFT:
-        high = tl.minimum(high, tl.minimum(j0 + N, length) - offset + left)
-    return low, tl.where(j0 < length, high, 0)
+    high = at.count
+    if VIEW.CAUSAL:
+        low = tl.maximum(low, j0 - at.offset)
+    if VIEW.RIGHT:
+        low = tl.maximum(low, j0 - at.offset - at.right)
+    if VIEW.LEFT:
+        high = tl.minimum(high, tl.minimum(j0 + N, at.length) - at.offset + at.left)
+    return low, tl.where(j0 < at.length, high, 0)
 
 
 @triton.jit
-def slope_of(HEADS, head, ALIBI: tl.constexpr):
-    """ALiBi's slope of a head, counted over all batches, or of several heads; HEADS has two numbers for each."""
-    if ALIBI:
-        return tl.load(HEADS + head * 2)
+def sink_of(HEADS, head, there, VIEW: tl.constexpr):
+    """The sink's score of each query that is there; HEADS has ALiBi's slope and the sink for each head, counted over all batches."""
+    if VIEW.SINK:
+        return tl.where(there, tl.load(HEADS + head * 2 + 1), float("-inf"))
     else:
-        return 0.0
+        return tl.full(there.shape, float("-inf"), tl.float32)
 
 
 @triton.jit
-def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
-           LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-           KEEP: tl.constexpr, WHOLE: tl.constexpr = False):  # fmt: skip
+def terms_of(
+    BIAS, bb, bh, bi, bj, ADD, ab, ah, ai, aj, KEEP, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW: tl.constexpr
+):
+    b, h = b.to(tl.int64), h.to(tl.int64)
+    slope = 0.0
+    if VIEW.ALIBI:  # of several heads, where a tile has queries of several
+        slope = tl.load(HEADS + head * 2)
+    pb, pa, pk = BIAS + b * bb + h * bh, ADD + b * ab + h * ah, KEEP + b * mb + h * mh
+    return Terms(scale, cap, slope, pb, bi, bj, pa, ai, aj, pk, mi, mj)
+
+
+@triton.jit
+def scores(
+    qk, i, j, i0, j0, at, terms, M: tl.constexpr, N: tl.constexpr, VIEW: tl.constexpr, WHOLE: tl.constexpr = False
+):
     """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend. WHOLE: no window or length masks part of it."""
-    length, count, offset, left, right = at
-    pb, bi, bj, pa, ai, aj, pk, ki, kj = arrays
-    x = qk * scale
+    x = qk * terms.scale
     rise = 1.0
-    if CAP:
-        t = tanh(x / cap)
-        x = cap * t
+    if VIEW.CAP:
+        t = tanh(x / terms.cap)
+        x = terms.cap * t
         rise = 1.0 - t * t
-    inside = (i < count) & (j < length)
-    if BIAS:
-        x += tl.load(pb + i.to(tl.int64) * bi + j.to(tl.int64) * bj, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(pa + i.to(tl.int64) * ai + j.to(tl.int64) * aj, mask=inside, other=0.0).to(tl.float32)
-    if ALIBI:
-        x -= slope * tl.abs(i + offset - j).to(tl.float32)
-    if KEEP:
-        keep = tl.load(pk + i.to(tl.int64) * ki + j.to(tl.int64) * kj, mask=inside, other=0)
+    inside = (i < at.count) & (j < at.length)
+    far_i, far_j = i.to(tl.int64), j.to(tl.int64)
+    if VIEW.BIAS:
+        x += tl.load(terms.pb + far_i * terms.bi + far_j * terms.bj, mask=inside, other=0.0).to(tl.float32)
+    if VIEW.ADD:
+        x += tl.load(terms.pa + far_i * terms.ai + far_j * terms.aj, mask=inside, other=0.0).to(tl.float32)
+    if VIEW.ALIBI:
+        x -= terms.slope * tl.abs(i + at.offset - j).to(tl.float32)
+    if VIEW.KEEP:
+        keep = tl.load(terms.pk + far_i * terms.ki + far_j * terms.kj, mask=inside, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
     if not WHOLE:
-        whole = (i0 + M <= count) & (j0 + N <= length)
-        if CAUSAL:
-            whole = whole & (j0 + N <= i0 + offset + 1)
-        if RIGHT:
-            whole = whole & (j0 + N <= i0 + offset + right + 1)
-        if LEFT:
-            whole = whole & (j0 + left >= i0 + M - 1 + offset)
+        whole = (i0 + M <= at.count) & (j0 + N <= at.length)
+        if VIEW.CAUSAL:
+            whole = whole & (j0 + N <= i0 + at.offset + 1)
+        if VIEW.RIGHT:
+            whole = whole & (j0 + N <= i0 + at.offset + at.right + 1)
+        if VIEW.LEFT:
+            whole = whole & (j0 + at.left >= i0 + M - 1 + at.offset)
         if whole == 0:  # a tile in the middle has no key to mask
-            if CAUSAL:
-                inside = inside & (j <= i + offset)
-            if RIGHT:
-                inside = inside & (j <= i + offset + right)
-            if LEFT:
-                inside = inside & (j >= i + offset - left)
+            if VIEW.CAUSAL:
+                inside = inside & (j <= i + at.offset)
+            if VIEW.RIGHT:
+                inside = inside & (j <= i + at.offset + at.right)
+            if VIEW.LEFT:
+                inside = inside & (j >= i + at.offset - at.left)
             x = tl.where(inside, x, float("-inf"))
     return x, rise
+
+
+@triton.jit
+def score_tile(q, queries, keys, n, i, i0, at, terms, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, VIEW: tl.constexpr,
+               WHOLE: tl.constexpr = False):  # fmt: skip
+    """(the keys' places, the n-th block of keys, and the `scores` of M queries for them)."""
+    j0 = n * N
+    j = j0 + tl.arange(0, N)[None, :]
+    k = load_block(keys, j0, N, D, WHOLE)
+    q = once_more(q, queries, i0, j0 < keys.count, M, D)
+    x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, terms, M, N, VIEW, WHOLE)
+    return j, k, x, rise
 
 
 @triton.jit
@@ -181,27 +259,41 @@ def kept(i, j, head, seed, drop):
     return (bits >> 8).to(tl.float32) * 5.9604644775390625e-08 >= drop
 
 
+@triton.jit
+def seed_of(SEED, VIEW: tl.constexpr):
+    return tl.load(SEED) if VIEW.DROP else 0
+
+
+@triton.jit
+def dropped(v, i, j, head, seed, drop, VIEW: tl.constexpr):
+    """v of a tile after dropout."""
+    if VIEW.DROP:
+        return tl.where(kept(i, j, head, seed, drop), v / (1.0 - drop), 0.0)
+    else:
+        return v
+
+
 # -- probabilities ---------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
+def parameter(PARAM, i, pl, param, count, FORM: tl.constexpr):
     """The parameter of a row in fp64: alpha - 1, or the budget."""
-    if PER_ROW:
+    if FORM.PER_ROW:
         value = tl.load(PARAM + i.to(tl.int64) * pl, mask=i < count, other=1.5).to(tl.float64)
-        return value if LINK == "budget" else value - 1.0
-    elif LINK == "power":
-        return tl.zeros_like(i).to(tl.float64) + 1.0 / P
+        return value if FORM.LINK == "budget" else value - 1.0
+    elif FORM.LINK == "power":
+        return tl.zeros_like(i).to(tl.float64) + FORM.SLOPE
     else:
         return tl.zeros_like(i).to(tl.float64) + param
 
 
 @triton.jit
-def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
+def constants(top, z, c, FORM: tl.constexpr):
     """The numbers of a row for `shares`, in fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z. "root" is
     "any" in half precision, where u may have the rounding of fp32, since 1/c is not large."""
     none = top * 0.0
-    if LINK == "softmax":
+    if FORM.LINK == "softmax":
         return (
             top + z.to(tl.float32),
             (z - ((top + z.to(tl.float32)).to(tl.float64) - top)).to(tl.float32),
@@ -210,12 +302,12 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
             none,
             none,
         )
-    elif LINK == "power" or LINK == "budget":
-        a, b = ground(top, z, 1.0 / P)
+    elif FORM.LINK == "power" or FORM.LINK == "budget":
+        a, b = ground(top, z, FORM.SLOPE)
         return a, b, none, b, none, none
-    elif LINK == "root":
+    elif FORM.LINK == "root":
         return (z - c * top).to(tl.float32), c.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
-    elif LINK == "any":
+    elif FORM.LINK == "any":
         a, b, e, d = bend(top, z, c, 1.0 / c)
         return a, b, e, d, none, none
     else:  # mixed
@@ -226,20 +318,20 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr, EXACT: tl.constexpr):
+def recalled(ROWS, plane, STATE, i, rows, c, FORM: tl.constexpr, EXACT: tl.constexpr):
     """(top, `constants`, anchor, rest of delta) of queries, from the four planes of ROWS that `attention_queries` has written."""
     inside = i < rows
     anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
     rest = 0.0
-    if EXACT or LINK == "mixed":
+    if EXACT or FORM.LINK == "mixed":
         rest = tl.load(ROWS + 3 * plane + i, mask=inside, other=0.0)
-    if LINK == "any" or LINK == "mixed":
+    if FORM.LINK == "any" or FORM.LINK == "mixed":
         top = tl.load(STATE + 2 * i, mask=inside, other=0.0).to(tl.float32)
-        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, LINK, P)
+        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, FORM)
     else:
         top = 0.0
         a = tl.load(ROWS + i, mask=inside, other=0.0)
-        if LINK == "root":
+        if FORM.LINK == "root":
             row = a, c.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
         else:
             b = 0.0
@@ -250,15 +342,15 @@ def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr
 
 
 @triton.jit
-def remembered(ROWS, plane, i, rows, row, anchor, rest, LINK: tl.constexpr, EXACT: tl.constexpr):
+def remembered(ROWS, plane, i, rows, row, anchor, rest, FORM: tl.constexpr, EXACT: tl.constexpr):
     """Stores the numbers for `recalled`. In half precision a query has two, not four: the others are below the rounding of its scores."""
     inside = i < rows
-    if EXACT or LINK == "mixed":
+    if EXACT or FORM.LINK == "mixed":
         tl.store(ROWS + 2 * plane + i, anchor, mask=inside)
         tl.store(ROWS + 3 * plane + i, rest, mask=inside)
     else:
         tl.store(ROWS + 2 * plane + i, anchor + rest, mask=inside)
-    if LINK != "any" and LINK != "mixed":
+    if FORM.LINK != "any" and FORM.LINK != "mixed":
         tl.store(ROWS + i, row[0], mask=inside)
         if EXACT:
             tl.store(ROWS + plane + i, row[1], mask=inside)
@@ -276,10 +368,10 @@ def added(s, lost, v):
 
 
 @triton.jit
-def units(scale, FOLD: tl.constexpr):
+def units(scale, VIEW: tl.constexpr):
     """(unit, factor): exp(score) is 2^(unit x) for x = factor q k^T. FOLD: nothing is added to the scores and the scale is above 0, so
     the scale is within the unit, and one instruction computes the exponent."""
-    if FOLD:
+    if VIEW.FOLD:
         return scale * LOG2_E, 1.0
     else:
         return LOG2_E, scale
@@ -299,21 +391,21 @@ def risen(x, top, level, s0, lost, unit):
 
 
 @triton.jit
-def settled(top, level, s0, lost, unit, scale, FOLD: tl.constexpr):
+def settled(top, level, s0, lost, unit, scale, VIEW: tl.constexpr):
     """(the highest score, the sum of exp(score - highest) in fp64) of each row, after the last tile of `risen`."""
     rounded = tl.where(top > float("-inf"), level - top.to(tl.float64) * unit, 0.0)
-    high = top * scale if FOLD else top
+    high = top * scale if VIEW.FOLD else top
     return high, (s0.to(tl.float64) + lost) * (1.0 + rounded * 0.6931471805599453)
 
 
 @triton.jit
-def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
+def fall(s0, s1, c, FORM: tl.constexpr):
     """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32, and without a logarithm if the power is 1 or 2."""
     s0, s1 = s0.to(tl.float32), s1.to(tl.float32)
     sound = (s0 > 0.0) & (s1 > 0.0)
-    if LINK == "power" and P == 1:
+    if FORM.LINK == "power" and FORM.P == 1:
         step = s0 - 1.0
-    elif LINK == "power" and P == 2:
+    elif FORM.LINK == "power" and FORM.P == 2:
         root = tl.sqrt(tl.where(sound, s0, 1.0))
         step = (s0 - 1.0) * (root / (root + 1.0))
     else:
@@ -322,14 +414,14 @@ def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
+def shares(x, top, row, FORM: tl.constexpr):
     """(p, s) of a tile, with s = 1 / omega''(p), the derivative of p by its score at a fixed threshold."""
     a, b, e, d, f, c = row
-    if LINK == "softmax":
+    if FORM.LINK == "softmax":
         p = tl.where(x > float("-inf"), quick_exp((x - a) - b), 0.0)
         p = tl.where(x == x, p, x)
         return p, p
-    elif LINK == "mixed":
+    elif FORM.LINK == "mixed":
         above = (x - a) * c + b
         w = (x - top) * e
         far = c > 0.3  # above, p is a power of u; below, it comes from log(1 + w)
@@ -340,12 +432,12 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         p = tl.where(inside, tl.exp(logs), 0.0)
         s = tl.where(inside & (p > 0.0), tl.exp(tl.minimum((1.0 - c) * logs, 80.0)), 0.0)
         return p, s
-    elif LINK == "root":
+    elif FORM.LINK == "root":
         u = x * b + a
         inside = u > 0.0
         log_u = tl.log2(tl.where(inside, u, 1.0))
         return tl.where(inside, tl.exp2(e * log_u), 0.0), tl.where(inside, tl.exp2((e - 1.0) * log_u), 0.0)
-    elif LINK == "any":  # a, b, e, d come from `bend`
+    elif FORM.LINK == "any":  # a, b, e, d come from `bend`
         w = (x - top) * a
         inside = (w > -1.0) & (x > float("-inf"))
         w = tl.where(inside, w, 0.0)
@@ -353,7 +445,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         rate = value / (d * (1.0 + w))
         return value, rate
     else:
-        return share_of(x, a, b, 0.0, 0.0, LINK, P, 1.0 / P, False)
+        return share_of(x, a, b, 0.0, 0.0, FORM, False)
 
 
 @triton.jit

@@ -11,20 +11,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import sensitivity, taylor
+from .links import over, sensitivity, taylor
 from .tile import (
-    aligned,
+    alone,
     as_scalar,
     fetch,
-    first_of,
+    fetch_one,
+    fill,
     lanes,
     largest,
-    operand,
-    place,
+    output,
+    parameter,
+    per_lane,
     put,
     read_lanes,
     rows_of,
     scatter,
+    smallest,
     there,
     total,
     wide,
@@ -32,18 +35,17 @@ from .tile import (
 
 
 @triton.jit
-def pair(pa, ga, begin, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr,
-         ALONE: tl.constexpr):  # fmt: skip
+def pair(pa, ga, begin, SENSE: tl.constexpr, ALONE: tl.constexpr, TILE: tl.constexpr):
     """(p, g). In a longer row of a sparse map, g is read only on the support."""
-    p = fetch(pa, begin, True, False, INT64, K, L, False, 0.0, ALONE)
+    p = fetch(pa, begin, True, TILE, False, 0.0, ALONE)
     if SENSE == "log":
-        p = tl.where(there(pa, lanes(begin, K, L)), p, float("-inf"))
-    if WHOLE or SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
-        g = fetch(ga, begin, True, False, INT64, K, L, False, 0.0, ALONE)
+        p = tl.where(there(pa, lanes(begin, TILE.K, TILE.L), TILE.SHIFT), p, float("-inf"))
+    if TILE.WHOLE or SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
+        g = fetch(ga, begin, True, TILE, False, 0.0, ALONE)
     elif SENSE == "log":
-        g = fetch(ga, begin, p != float("-inf"), False, INT64, K, L, False, 0.0, ALONE)
+        g = fetch(ga, begin, p != float("-inf"), TILE, False, 0.0, ALONE)
     else:
-        g = fetch(ga, begin, (p <= 0.0) == 0, False, INT64, K, L, False, 0.0, ALONE)
+        g = fetch(ga, begin, (p <= 0.0) == 0, TILE, False, 0.0, ALONE)
     return p, g
 
 
@@ -78,6 +80,12 @@ def parts(p, g, anchor, e, SENSE: tl.constexpr):
 
 
 @triton.jit
+def pulled(p, s, h, SENSE: tl.constexpr):
+    """What `dot` sums."""
+    return h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
+
+
+@triton.jit
 def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
     """u'(x) / Z of a ratio map."""
     if SENSE == "taylor":
@@ -90,259 +98,168 @@ def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
 
 
 @triton.jit
-def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: tl.constexpr, INT64: tl.constexpr, FEW: tl.constexpr,
-              DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+def few_lanes(
+    pa, ga, to, mine, count, span, first, part, c, SENSE: tl.constexpr, FEW: tl.constexpr, TILE: tl.constexpr
+):
     """Writes zeros, then the entries of the listed lanes. For a row in parts, each program reads all lanes and writes its own part."""
-    nothing = tl.zeros([R, K, L], tl.float32)
-    for begin in range(first, tl.minimum(first + part, pa[6]), K * L):
-        put(OUT, oo, oc, begin, nothing, pa, INT64, K, L)
-    p, cols, ok = read_lanes(pa, mine, count, span, FEW, DEPTH, False, INT64, LANES)
-    g, _, _ = read_lanes(ga, mine, count, span, FEW, DEPTH, False, INT64, LANES)
+    for begin in range(first, tl.minimum(first + part, pa.n), TILE.K * TILE.L):
+        fill(to, begin, 0.0, pa, TILE)
+    p, cols, ok = read_lanes(pa, mine, count, span, FEW, TILE)
+    g, _, _ = read_lanes(ga, mine, count, span, FEW, TILE)
     p = tl.where(ok, p, 0.0)
     held = ok & ((p <= 0.0) == 0)
     g = tl.where(held, g, 0.0)
-    s, h = parts(p, g, 0.0, as_scalar(e), SENSE)
-    rate, dot = wide(s).to(tl.float32), wide(s * h).to(tl.float32)
+    s, h = parts(p, g, 0.0, 1.0 - c, SENSE)
+    rate, dot = wide(s).to(tl.float32), wide(pulled(p, s, h, SENSE)).to(tl.float32)
     norm, cross = rate, rate
     if SENSE == "norm":
-        dot = wide(p * h).to(tl.float32)
         norm = wide(lifted(p, c)).to(tl.float32)
         cross = wide(s * (h - dot)).to(tl.float32)
     out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
-    scatter(OUT, oo, oc, cols, out, held & (cols >= first) & (cols < first + part), pa, INT64)
+    scatter(to, cols, out, held & (cols >= first) & (cols < first + part), pa, TILE)
 
 
 @triton.jit
 def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1, g2, gc, param, SENSE: tl.constexpr,
-                   INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, PARTS: tl.constexpr,
-                   K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+                   FEW: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Writes SUMS [rows, PARTS, 2]: <s, 1> and <s, g> of each part of a row, unless the row has few lanes."""
-    few = FEW + 1
-    if FEW > 0:
+    few = FEW.FEW + 1
+    if FEW.FEW > 0:
         few = tl.load(COUNT + tl.program_id(0))
-    if few > FEW:
-        row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
-        po, go = place(row, d1, d2, p0, p1, p2, UNIT), place(row, d1, d2, g0, g1, g2, UNIT)
-        pa = operand(P, po, pc, P, 0, pc, n * UNIT, row < rows, SHIFT, False)
-        ga = operand(G, go, gc, G, 0, gc, n * UNIT, row < rows, SHIFT, False)
-        e = 1.0 - (tl.zeros([1, 1, 1], tl.float32) + param)
+    if few > FEW.FEW:
+        mine = rows_of(P, P, rows, n, d1, d2, TILE)
+        pa, ga = alone(mine, P, p0, p1, p2, pc, TILE), alone(mine, G, g0, g1, g2, gc, TILE)
+        e = 1.0 - (tl.zeros(mine.row.shape, tl.float32) + param)
         first = tl.program_id(1) * span
-        rate = tl.zeros([1, 1, L], tl.float64)
-        dot = tl.zeros([1, 1, L], tl.float64)
-        for begin in range(first, tl.minimum(first + span, pa[6]), K * L):
-            p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, True)
+        rate = per_lane(0.0, TILE, tl.float64)
+        dot = rate
+        for begin in range(first, tl.minimum(first + span, pa.n), TILE.K * TILE.L):
+            p, g = pair(pa, ga, begin, SENSE, True, TILE)
             s, h = parts(p, g, 0.0, e, SENSE)
             rate += tl.sum(s, 1, keep_dims=True).to(tl.float64)
-            dot += tl.sum(h if SENSE == "log" else s * h, 1, keep_dims=True).to(tl.float64)
-        to = SUMS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * 2
+            dot += tl.sum(pulled(p, s, h, SENSE), 1, keep_dims=True).to(tl.float64)
+        to = SUMS + (mine.row.to(tl.int64) * FEW.PARTS + tl.program_id(1)) * 2
         tl.store(to, total(rate))
         tl.store(to + 1, total(dot))
 
 
 @triton.jit
-def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr,
-              INT64: tl.constexpr, EXACT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-              WHOLE: tl.constexpr):  # fmt: skip
+def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr,
+              PARTS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Writes J^T g from all of the row. STEEP: above alpha = 2 one entry may have a sensitivity larger by many orders of magnitude. Its
     own g is then subtracted first, so that nothing cancels."""
-    n = pa[6]
-    anchor = tl.zeros([R, 1, 1], tl.float32)
-    scale = tl.full([R, 1, 1], 1.0, tl.float32)
-    share = tl.full([R, 1, 1], 1.0, tl.float32)
-    if WHOLE:
-        p, g = pair(pa, ga, 0, INT64, K, L, SENSE, True, True)
+    EXACT: tl.constexpr = to.X.dtype.element_ty == tl.float32
+    n, e = pa.n, 1.0 - c
+    anchor = tl.zeros(c.shape, tl.float32)
+    scale = tl.full(c.shape, 1.0, tl.float32)
+    share = scale
+    if TILE.WHOLE:
+        p, g = pair(pa, ga, 0, SENSE, True, TILE)
         x = p
         if SENSE == "taylor" or SENSE == "sigsoftmax":
-            x = fetch(xa, 0, True, False, INT64, K, L, False)
+            x = fetch(xa, 0, True, TILE, False)
         if SENSE == "taylor":
             sound = tl.where((x > float("-inf")) & (x < float("inf")), x, 0.0)
             scale = 1.0 / tl.maximum(0.25 * largest(tl.abs(sound)), 1.0)
             u, _ = taylor(sound, scale, ORDER)
             z = summed(tl.where(x > float("-inf"), u, 0.0), EXACT)
-            share = tl.where(z > 0.0, 1.0 / tl.where(z > 0.0, z, 1.0), 0.0)
+            share = over(1.0, z)
         if STEEP:
             s, _ = parts(p, g, anchor, e, SENSE)
             most = largest(s)
-            peak = tl.min(
-                tl.min(tl.where((s == most) & there(pa, lanes(0, K, L)), lanes(0, K, L), n), 1, keep_dims=True),
-                2,
-                keep_dims=True,
-            )
-            anchor = total(tl.where(lanes(0, K, L) == peak, g, 0.0))
+            cols = lanes(0, TILE.K, TILE.L)
+            peak = smallest(tl.where((s == most) & there(pa, cols, TILE.SHIFT), cols, n))
+            anchor = total(tl.where(cols == peak, g, 0.0))
         s, h = parts(p, g, anchor, e, SENSE)
-        rate = summed(s, EXACT)
-        dot = summed(h if SENSE == "log" else (p * h if SENSE == "norm" else s * h), EXACT)
+        rate, dot = summed(s, EXACT), summed(pulled(p, s, h, SENSE), EXACT)
         norm, cross = rate, rate
         if SENSE == "norm":
             norm = summed(lifted(p, c), EXACT)
             cross = summed(s * (h - dot), EXACT)
         out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
-        put(OUT, oo, oc, 0, out, pa, INT64, K, L)
+        put(to, 0, out, pa, TILE)
     else:
-        size_ = tl.zeros([R, 1, L], tl.float32)
-        most_ = tl.full([R, 1, L], -1.0, tl.float32)
-        mine_ = tl.zeros([R, 1, L], tl.float32)
+        size_, most_, mine_ = per_lane(0.0, TILE), per_lane(-1.0, TILE), per_lane(0.0, TILE)
         if SENSE == "taylor":
-            for begin in range(0, n, K * L):
-                x = fetch(xa, begin, True, False, INT64, K, L, True)
+            for begin in range(0, n, TILE.K * TILE.L):
+                x = fetch(xa, begin, True, TILE, True)
                 sound = tl.where((x > float("-inf")) & (x < float("inf")), tl.abs(x), 0.0)
                 size_ = tl.maximum(size_, tl.max(sound, 1, keep_dims=True))
             scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
         if STEEP:  # the largest sensitivity of each lane, and the g at its first occurrence
-            for begin in range(0, n, L):
-                p, g = pair(pa, ga, begin, INT64, 1, L, SENSE, False, True)
+            for begin in range(0, n, TILE.L):
+                p = fetch_one(pa, begin, True, TILE, 1, False, 0.0, True)
+                g = fetch_one(ga, begin, (p <= 0.0) == 0, TILE, 1, False, 0.0, True)
                 s, _ = parts(p, g, anchor, e, SENSE)
                 mine_ = tl.where(s > most_, g, mine_)
                 most_ = tl.maximum(most_, s)
             most = largest(most_)
-            lane = tl.arange(0, L)[None, None, :]
-            peak = tl.min(tl.where(most_ == most, lane, L), 2, keep_dims=True)
+            lane = tl.arange(0, TILE.L)[None, None, :]
+            peak = tl.min(tl.where(most_ == most, lane, TILE.L), 2, keep_dims=True)
             anchor = tl.sum(tl.where(lane == peak, mine_, 0.0), 2, keep_dims=True)
         if PARTS > 0:
             of = SUMS + (row.to(tl.int64) * PARTS + tl.arange(0, PARTS)[None, None, :]) * 2
             rate, dot = total(tl.load(of)).to(tl.float32), total(tl.load(of + 1)).to(tl.float32)
             norm = rate
         else:
-            rate_ = tl.zeros([R, 1, L], tl.float64)
-            dot_ = tl.zeros([R, 1, L], tl.float64)
-            norm_ = tl.zeros([R, 1, L], tl.float64)
-            for begin in range(0, n, K * L):
-                p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, True)
+            rate_ = per_lane(0.0, TILE, tl.float64)
+            dot_, norm_ = rate_, rate_
+            for begin in range(0, n, TILE.K * TILE.L):
+                p, g = pair(pa, ga, begin, SENSE, True, TILE)
                 s, h = parts(p, g, anchor, e, SENSE)
                 rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
-                more = h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
-                dot_ += tl.sum(more, 1, keep_dims=True).to(tl.float64)
+                dot_ += tl.sum(pulled(p, s, h, SENSE), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "norm":
                     norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "taylor":
-                    x = fetch(xa, begin, True, False, INT64, K, L, True)
+                    x = fetch(xa, begin, True, TILE, True)
                     inside = (x > float("-inf")) & (x < float("inf"))
                     u, _ = taylor(tl.where(inside, x, 0.0), scale, ORDER)
                     norm_ += tl.sum(tl.where(inside, u, 0.0), 1, keep_dims=True).to(tl.float64)
             rate, dot, norm = total(rate_).to(tl.float32), total(dot_).to(tl.float32), total(norm_).to(tl.float32)
         cross = rate
         if SENSE == "taylor":
-            share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
+            share = over(1.0, norm)
         if SENSE == "norm":
-            cross_ = tl.zeros([R, 1, L], tl.float64)
-            for begin in range(0, n, K * L):
-                p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, True)
+            cross_ = per_lane(0.0, TILE, tl.float64)
+            for begin in range(0, n, TILE.K * TILE.L):
+                p, g = pair(pa, ga, begin, SENSE, True, TILE)
                 s, h = parts(p, g, anchor, e, SENSE)
                 cross_ += tl.sum(s * (h - dot), 1, keep_dims=True).to(tl.float64)
             cross = total(cross_).to(tl.float32)
-        steps = tl.cdiv(tl.minimum(part, n - first), K * L)
+        steps = tl.cdiv(tl.minimum(part, n - first), TILE.K * TILE.L)
         for i in range(steps):
-            begin = first + (steps - 1 - i) * (K * L)
-            p, g = pair(pa, ga, begin, INT64, K, L, SENSE, False, False)
+            begin = first + (steps - 1 - i) * (TILE.K * TILE.L)
+            p, g = pair(pa, ga, begin, SENSE, False, TILE)
             x = p
             if SENSE == "taylor" or SENSE == "sigsoftmax":
-                x = fetch(xa, begin, True, False, INT64, K, L, False, 0.0, False)
+                x = fetch(xa, begin, True, TILE, False, 0.0, False)
             s, h = parts(p, g, anchor, e, SENSE)
             out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
-            put(OUT, oo, oc, begin, out, pa, INT64, K, L)
+            put(to, begin, out, pa, TILE)
 
 
 @triton.jit
 def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
                   rows, n, part, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, param, slots,
-                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, INT64: tl.constexpr,
-                  RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr,
-                  LANES: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-                  WHOLE: tl.constexpr):  # fmt: skip
+                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FEW: tl.constexpr,
+                  TILE: tl.constexpr):  # fmt: skip
     """Writes J^T g; `param` is alpha - 1. FEW > 0: the forward has listed the lanes that may contain some of the support, where a part of
     `span` classes has LANES lanes; if there are at most FEW, p and g are read only there. `part`: the classes of a part in this kernel.
-    PARTS > 0: `backward_parts` has read the row. RAGGED: see `tile`."""
-    row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
-    xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
-    po = first_of(row, start, d1, d2, p0, p1, p2, pc, RAGGED, UNIT)
-    go = first_of(row, start, d1, d2, g0, g1, g2, gc, RAGGED, UNIT)
-    xa = operand(X, xo, xc, X, 0, xc, n, valid, SHIFT, WHOLE)
-    pa = operand(P, po, pc, P, 0, pc, n, valid, SHIFT, WHOLE)
-    ga = operand(G, go, gc, G, 0, gc, n, valid, SHIFT, WHOLE)
-    oo = aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT)
-    EXACT: tl.constexpr = OUT.dtype.element_ty == tl.float32
-    if PER_ROW:
-        c = tl.load(PARAMS + row, mask=valid, other=1.0)
-    else:
-        c = tl.zeros([R, 1, 1], tl.float32) + param
-    e = 1.0 - c
+    PARTS > 0: `backward_parts` has read the row."""
+    mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
+    xa, pa = alone(mine, X, x0, x1, x2, xc, TILE), alone(mine, P, p0, p1, p2, pc, TILE)
+    ga, to = alone(mine, G, g0, g1, g2, gc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
+    c = parameter(PARAMS, param, mine, PER_ROW)
     first = tl.program_id(1) * part
-    if FEW > 0:
+    few: tl.constexpr = 1
+    if FEW.FEW > 0:
         few = tl.load(COUNT + tl.program_id(0))
-        if few <= FEW:
-            mine = LIST + tl.program_id(0).to(tl.int64) * FEW
-            few_lanes(
-                pa,
-                ga,
-                OUT,
-                oo,
-                oc,
-                mine,
-                few,
-                span,
-                first,
-                part,
-                as_scalar(c),
-                e,
-                SENSE,
-                INT64,
-                FEW,
-                DEPTH,
-                LANES,
-                R,
-                K,
-                L,
-            )
-        else:
-            all_lanes(
-                xa,
-                pa,
-                ga,
-                OUT,
-                oo,
-                oc,
-                SUMS,
-                row,
-                first,
-                part,
-                c,
-                e,
-                SENSE,
-                ORDER,
-                STEEP,
-                INT64,
-                EXACT,
-                PARTS,
-                R,
-                K,
-                L,
-                WHOLE,
-            )
+    if few <= FEW.FEW:
+        listed = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
+        few_lanes(pa, ga, to, listed, few, span, first, part, as_scalar(c), SENSE, FEW, TILE)
     else:
-        all_lanes(
-            xa,
-            pa,
-            ga,
-            OUT,
-            oo,
-            oc,
-            SUMS,
-            row,
-            first,
-            part,
-            c,
-            e,
-            SENSE,
-            ORDER,
-            STEEP,
-            INT64,
-            EXACT,
-            PARTS,
-            R,
-            K,
-            L,
-            WHOLE,
-        )
+        all_lanes(xa, pa, ga, to, SUMS, mine.row, first, part, c, SENSE, ORDER, STEEP, FEW.PARTS, TILE)
 
 
 @triton.jit

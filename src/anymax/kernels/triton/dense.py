@@ -13,21 +13,7 @@ import triton.language as tl
 
 from .links import exponent, log1p, taylor
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
-from .tile import (
-    OUTSIDE,
-    aligned,
-    fetch,
-    first_of,
-    higher,
-    highest,
-    largest,
-    operand,
-    place,
-    poisoned,
-    rows_of,
-    total,
-    wide,
-)
+from .tile import OUTSIDE, fetch, higher, highest, largest, operand, output, per_lane, poisoned, rows_of, total, wide
 
 
 @triton.jit
@@ -56,13 +42,11 @@ def base_of(top, LINK: tl.constexpr):
 
 
 @triton.jit
-def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-            L: tl.constexpr):  # fmt: skip
+def running(at, first, end, LINK: tl.constexpr, TILE: tl.constexpr):
     """(maximum, sum of the weights relative to it) of each lane, in one read."""
-    tops = tl.full([R, 1, L], float("-inf"), tl.float32)
-    acc = tl.zeros([R, 1, L], tl.float32)
-    for begin in range(first, end, K * L):
-        v = fetch(at, begin, True, MASKED, INT64, K, L, True)
+    tops, acc = per_lane(float("-inf"), TILE), per_lane(0.0, TILE)
+    for begin in range(first, end, TILE.K * TILE.L):
+        v = fetch(at, begin, True, TILE, True)
         now = higher(tops, highest(v, 1))
         base = base_of(now, LINK)
         acc = acc * weight(tops, base, LINK, 0) + tl.sum(weight(v, base, LINK, 0), 1, keep_dims=True)
@@ -71,40 +55,35 @@ def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, INT64: tl.
 
 
 @triton.jit
-def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, LINK: tl.constexpr, MASKED: tl.constexpr,
-                INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr,
-                K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, LINK: tl.constexpr, PARTS: tl.constexpr,
+                TILE: tl.constexpr):  # fmt: skip
     """Writes SUMS [rows, PARTS, 2]: the maximum of each part of a row, and the sum of the weights relative to it."""
-    n = n * UNIT
-    row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
-    xo, mo = place(row, d1, d2, x0, x1, x2, UNIT), place(row, d1, d2, m0, m1, m2, UNIT)
-    at = operand(X, xo, xc, M, mo, mc, n, row < rows, SHIFT, False)
+    mine = rows_of(X, X, rows, n, d1, d2, TILE)
+    at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
     first = tl.program_id(1) * span
-    tops, acc = running(at, first, tl.minimum(first + span, at[6]), LINK, MASKED, INT64, 1, K, L)
+    tops, acc = running(at, first, tl.minimum(first + span, at.n), LINK, TILE)
     top = highest(tops, 2)
-    to = SUMS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * 2
+    to = SUMS + (mine.row.to(tl.int64) * PARTS + tl.program_id(1)) * 2
     tl.store(to, top.to(tl.float64))
     tl.store(to + 1, wide(acc * weight(tops, base_of(top, LINK), LINK, 0)))
 
 
 @triton.jit
-def merged(SUMS, row, LINK: tl.constexpr, PARTS: tl.constexpr, L: tl.constexpr):
+def merged(SUMS, row, LINK: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
     """The result of `gather`, from the SUMS of `dense_parts`."""
     of = SUMS + (row.to(tl.int64) * PARTS + tl.arange(0, PARTS)[None, None, :]) * 2
     tops, sums = tl.load(of).to(tl.float32), tl.load(of + 1)
     top = highest(tops, 2)
     anchor = base_of(top, LINK)
     z = total(sums * weight(tops, anchor, LINK, 0).to(tl.float64))
-    return tl.full([1, 1, L], float("-inf"), tl.float32), anchor, z, top
+    return per_lane(float("-inf"), TILE), anchor, z, top
 
 
 @triton.jit
-def gather(at, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def gather(at, LINK: tl.constexpr, ORDER: tl.constexpr, TILE: tl.constexpr):
     """(tile, anchor, Z, maximum): p = weight(x, anchor) / Z. The maximum of a poisoned row is NaN or +inf."""
-    n = at[6]
-    if WHOLE:
-        x = fetch(at, 0, True, MASKED, INT64, K, L, False)
+    if TILE.WHOLE:
+        x = fetch(at, 0, True, TILE, False)
         top = highest(highest(x, 1), 2)
         if LINK == "taylor":
             anchor = 1.0 / tl.maximum(0.25 * largest(size_of(x)), 1.0)
@@ -112,23 +91,23 @@ def gather(at, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, IN
             anchor = base_of(top, LINK)
         z = wide(weight(x, anchor, LINK, ORDER))
     else:
-        x = tl.full([R, 1, L], float("-inf"), tl.float32)
+        x = per_lane(float("-inf"), TILE)
         if LINK == "taylor":
             tops = x
-            acc = tl.zeros([R, 1, L], tl.float64)
-            sizes = tl.zeros([R, 1, L], tl.float32)
-            for begin in range(0, n, K * L):
-                v = fetch(at, begin, True, MASKED, INT64, K, L, True)
+            acc = per_lane(0.0, TILE, tl.float64)
+            sizes = per_lane(0.0, TILE)
+            for begin in range(0, at.n, TILE.K * TILE.L):
+                v = fetch(at, begin, True, TILE, True)
                 tops = higher(tops, highest(v, 1))
                 sizes = tl.maximum(sizes, tl.max(size_of(v), 1, keep_dims=True))
             anchor = 1.0 / tl.maximum(0.25 * largest(sizes), 1.0)
-            for begin in range(0, n, K * L):
-                v = fetch(at, begin, True, MASKED, INT64, K, L, True)
+            for begin in range(0, at.n, TILE.K * TILE.L):
+                v = fetch(at, begin, True, TILE, True)
                 acc += tl.sum(weight(v, anchor, LINK, ORDER), 1, keep_dims=True).to(tl.float64)
             z = total(acc)
             top = highest(tops, 2)
         else:
-            tops, acc = running(at, 0, n, LINK, MASKED, INT64, R, K, L)
+            tops, acc = running(at, 0, at.n, LINK, TILE)
             top = highest(tops, 2)
             anchor = base_of(top, LINK)
             z = wide(acc * weight(tops, anchor, LINK, ORDER))
@@ -149,43 +128,37 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
 @triton.jit
 def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
                rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, slots,
-               MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-               EACH: tl.constexpr, INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
-               R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+               MODE: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, PARTS: tl.constexpr,
+               TILE: tl.constexpr):  # fmt: skip
     """MODE "p", "loss", "grad" and "tau" are as in `separable_rows`, "log" writes log p, and "logsumexp" is "tau" of softmax except for
-    poisoned rows. PARTS > 0: `dense_parts` has read the row. RAGGED: see `tile`."""
-    row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
-    xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
-    mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
-    at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, WHOLE)
+    poisoned rows. PARTS > 0: `dense_parts` has read the row."""
+    mine = rows_of(PTR, IDS, slots, n, d1, d2, TILE)
+    row, valid = mine.row, mine.valid
+    at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
     if MODE == "grad":
-        x = fetch(at, 0, True, MASKED, INT64, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
+        x = fetch(at, 0, True, TILE, False) if TILE.WHOLE else per_lane(0.0, TILE)
         anchor, share, log_z, top, bad = recall(STATE, row, valid)
     else:
         if PARTS > 0:
-            x, anchor, z, top = merged(SUMS, row, LINK, PARTS, L)
+            x, anchor, z, top = merged(SUMS, row, LINK, PARTS, TILE)
         else:
-            x, anchor, z, top = gather(at, LINK, ORDER, MASKED, INT64, R, K, L, WHOLE)
+            x, anchor, z, top = gather(at, LINK, ORDER, TILE)
         bad = poisoned(top)
         z = tl.where(z > 0.0, z, 1.0)
         share, log_z = 1.0 / z.to(tl.float32), log1p((z - 1.0).to(tl.float32))
     if MODE == "p" or MODE == "log" or MODE == "grad":
-        oo = aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT)
-        t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
-        if WHOLE:
-            p = emit(x, anchor, share, log_z, MODE, LINK, ORDER)
-            finish(OUT, oo, oc, 0, p, t, scale, at, MODE, INT64, K, L)
+        goal = wanted(INDEX, SCALE, row, ignore, tl.program_id(1) * span, span, at, bad, MODE, EACH)
+        if TILE.WHOLE:
+            finish(to, 0, emit(x, anchor, share, log_z, MODE, LINK, ORDER), goal, at, MODE, TILE)
         else:
-            first = tl.program_id(1) * span
-            steps = tl.cdiv(tl.minimum(span, at[6] - first), K * L)
+            steps = tl.cdiv(tl.minimum(span, at.n - goal.first), TILE.K * TILE.L)
             for i in range(steps):  # backwards, since the cache still holds the last scores
-                begin = first + (steps - 1 - i) * (K * L)
-                v = fetch(at, begin, True, MASKED, INT64, K, L, False, OUTSIDE, False)
-                p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
-                finish(OUT, oo, oc, begin, p, t, scale, at, MODE, INT64, K, L)
+                begin = goal.first + (steps - 1 - i) * (TILE.K * TILE.L)
+                v = fetch(at, begin, True, TILE, False, OUTSIDE, False)
+                finish(to, begin, emit(v, anchor, share, log_z, MODE, LINK, ORDER), goal, at, MODE, TILE)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
-        aim = aimed(at, t, MASKED)
+        aim = aimed(at, t, TILE)
         lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
         if SAVE:
             remember(STATE, row, valid, bad, anchor, share, log_z, top)

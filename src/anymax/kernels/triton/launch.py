@@ -15,12 +15,13 @@ from ..link import SPARSE, Link, noise_of
 from . import plans, replay
 from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
+from .links import Form
 from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
 from .perturb import perturb_rows
 from .plans import SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
 from .slope import slope_rows
-from .tile import survey_parts
+from .tile import Few, Tile, survey_parts
 from .truncated import truncated_rows
 
 Tensor = torch.Tensor
@@ -36,10 +37,8 @@ class Lanes(NamedTuple):
     `memory` is int32: from `first` on the lists [rows, few], then the counts [rows]. A loss has its `state` before, fp32 [rows, 4]."""
 
     memory: Tensor
-    few: int
-    depth: int
+    few: Few
     span: int
-    lanes: int
     shifted: bool  # lanes count columns, not classes
     first: int = 0
 
@@ -47,12 +46,12 @@ class Lanes(NamedTuple):
     def state(self) -> Tensor:
         return self.memory[: self.first].view(torch.float32)
 
-    def listed(self, call: _Call, count: int) -> tuple[Tensor, Tensor, int, int, int, int] | None:
-        """(lists, counts, few, depth, span, lanes) for a call on `count` rows; None if it takes rows whole, or has other columns."""
+    def listed(self, call: _Call, count: int) -> tuple[Tensor, Tensor, Few, int] | None:
+        """(lists, counts, few, span) for a call on `count` rows; None if it takes rows whole, or has other columns."""
         if call.plan.whole or call.plan.R > 1 or self.shifted != (call.rows.shift > 0):
             return None
         lists = self.memory[self.first :]
-        return lists, lists[count * self.few :], self.few, self.depth, self.span, self.lanes
+        return lists, lists[count * self.few.FEW :], self.few, self.span
 
 
 class _Call:
@@ -65,8 +64,9 @@ class _Call:
         p = unpaired(p) if "mask" in rows.held else p
         self.plan = p = loosened(p) if isinstance(rows, RaggedRows) else shallow(p) if rows.shift else p
         self.parts, self.span = p.parts, span(p, rows.columns)
-        self.part = {"INT64": rows.long_offsets, "UNIT": rows.unit, "SHIFT": rows.shift, "K": p.K, "L": p.L}
-        self.tile = {**self.part, "R": p.R, "WHOLE": p.whole}
+        ragged = isinstance(rows, RaggedRows)
+        self.tile = Tile(False, rows.long_offsets, rows.shift, rows.unit, ragged, p.R, p.K, p.L, p.whole)
+        self.masked = self.tile._replace(MASKED="mask" in rows.held)  # of the scores
 
     def __call__(
         self, function: Any, pointers: tuple, numbers: tuple, options: dict[str, Any], parts: int = 1, warps: int = 0
@@ -84,32 +84,23 @@ class _Call:
         return replay.empty(self.rows.count * numbers, dtype, self.x.device)
 
 
-class Form(NamedTuple):
-    """A threshold map as the kernels know it: `p = link(slope x - ...)`, where the link may be a power."""
-
-    link: str
-    power: int
-    param: float  # alpha - 1, or the budget
-    slope: float = 1.0
-    norm: bool = False  # True for normmax
-
-
-def form_of(link: Link) -> Form:
+def form_of(link: Link, exact: bool) -> tuple[Form, float]:
+    """The form of a threshold map, and alpha - 1 or the budget."""
+    each = link.params is not None
     if link.kind == "sparsemax":
-        return Form("power", 1, 1.0)
+        return Form("power", EXACT=exact), 1.0
     if link.kind == "budget":
-        return Form("budget", 1, link.param)
+        return Form("budget", EXACT=exact, PER_ROW=each), link.param
+    param = link.param - 1.0
     if link.kind == "normmax":
-        if link.param == 2.0:
-            return Form("power", 2, 1.0, norm=True)
-        return Form("any" if link.param < 2.0 else "edge", 1, link.param - 1.0, norm=True)
-    if link.params is None:
-        r = next((r for alpha, r in POWERS.items() if abs(link.param - alpha) < 1e-15), None)
-        if r is not None:
-            return Form("power", r, link.param - 1.0, slope=1.0 / r)
-        if link.param > 2.0:
-            return Form("steep", 1, link.param - 1.0)
-    return Form("any", 1, link.param - 1.0)
+        name = "power" if param == 1.0 else "any" if param < 1.0 else "edge"
+        return Form(name, 2 if param == 1.0 else 1, NORM=True), param
+    if each:
+        return Form("any", EXACT=exact, PER_ROW=True, ABOVE=Form("steep", EXACT=exact)), param
+    r = next((r for alpha, r in POWERS.items() if abs(link.param - alpha) < 1e-15), None)
+    if r is not None:
+        return Form("power", r, 1.0 / r, EXACT=exact), param
+    return Form("steep" if param > 1.0 else "any", EXACT=exact), param
 
 
 # -- forward passes and losses --------------------------------------------------------------------------------------------------
@@ -129,11 +120,9 @@ class _Forward:
         self.read = rows.steps("x", "mask")
         self.steps = (*rows.sizes, *self.read, *rows.steps("out"))
         self.numbers = (*self.steps, ignore)
-        self.masked, scale = "mask" in rows.held, targets["scale"]
-        self.options = {
-            "MODE": mode, "MASKED": self.masked, "SAVE": targets["state"] is not None, "EACH": scale is not None and scale.ndim > 0,
-            "RAGGED": cut is not None,
-        }  # fmt: skip
+        scale = targets["scale"]
+        each = scale is not None and scale.ndim > 0
+        self.options = {"MODE": mode, "SAVE": targets["state"] is not None, "EACH": each}
 
 
 def run(
@@ -179,9 +168,9 @@ def _dense(job: _Forward) -> None:
     parts, sums = 0 if job.mode == "grad" else call.parts, x
     if parts:
         sums = call.empty(parts * 2, torch.float64)
-        split = {"LINK": kind, "MASKED": job.masked, "PARTS": parts, **call.part}
+        split = {"LINK": kind, "PARTS": parts, "TILE": call.masked}
         call(dense_parts, (*job.tensors[:2], sums), (*rows.sizes, *job.read), split, parts)
-    options = {**job.options, "LINK": kind, "ORDER": order, "PARTS": parts, **call.tile}
+    options = {**job.options, "LINK": kind, "ORDER": order, "PARTS": parts, "TILE": call.masked}
     pointers = (*job.tensors, *job.targets, sums, *rows.bounds)
     call(dense_rows, pointers, (*job.numbers, rows.count), options, call.parts or 1 if job.writes else 1)
 
@@ -199,15 +188,15 @@ class _Solver(NamedTuple):
 
 def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
     link, mode = job.link, job.mode
-    if link.kind == "topk":
-        return _Solver("truncated", truncated_rows, {"BY": "count", "LOGS": mode == "log"}, link.param)
-    if link.kind == "topp":
-        return _Solver("nucleus", truncated_rows, {"BY": "exp", "LOGS": mode == "log"}, link.param, parted=False)
-    form, exact = form_of(link), mode not in ("p", "grad") or job.x.dtype == torch.float32
-    short = form.power > 1 and mode == "p" and not (exact or keep_lanes)
-    family = "logarithmic" if form.link != "power" else "halves" if short else "separable"
-    options = {"LINK": form.link, "P": form.power, "SLOPE": form.slope, "NORM": form.norm, "EXACT": exact}
-    return _Solver(family, separable_rows, options, form.param, link.params is not None and form.link == "any")
+    if link.kind in ("topk", "topp"):
+        by, family = ("count", "truncated") if link.kind == "topk" else ("exp", "nucleus")
+        options = {"BY": by, "LOGS": mode == "log", "PER_ROW": link.params is not None}
+        return _Solver(family, truncated_rows, options, link.param, parted=by == "count")
+    exact = mode not in ("p", "grad") or job.x.dtype == torch.float32
+    form, param = form_of(link, exact)
+    short = form.P > 1 and mode == "p" and not (exact or keep_lanes)
+    family = "logarithmic" if form.LINK != "power" else "halves" if short else "separable"
+    return _Solver(family, separable_rows, {"FORM": form}, param, form.ABOVE is not None)
 
 
 def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None:
@@ -219,41 +208,43 @@ def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None
     parted = job.cut is None and (solver.parted or mode == "grad")
     call = _Call(solver.family, rows, one_row=solver.one_row, parted=parted)
     parts = 0 if mode == "grad" else call.parts
-    targets, saved, lists, counts, few, depth, list_span, lanes = job.targets, None, x, x, 0, 1, call.span, call.plan.L
+    targets, saved, lists, counts, few, list_span = job.targets, None, x, x, Few(), call.span
     if mode == "grad":
         if known is not None and (found := known.listed(call, rows.count)) is not None:
-            lists, counts, few, depth, list_span, lanes = found
-    elif not solver.one_row:
-        few, depth = few_lanes(call.plan, rows.columns)
-    late = few > 0 and "out" in rows.held and not disjoint(x, result)  # zeros go to x only after its scores are read
-    keeps = few > 0 and mode != "grad" and keep_lanes
-    if few and mode != "grad":
-        each = 4 if keeps and mode == "loss" else 0
-        first, memory = each * rows.count, call.empty(each + few + 1, torch.int32)
-        made = Lanes(memory, few, depth, list_span, lanes, rows.shift > 0, first)
-        lists, counts = memory[first:], memory[first + rows.count * few :]
-        saved = made if keeps else None
-        if first:
-            targets = (*targets[:3], made.state)
-    options = {
-        **job.options, **solver.options, "PER_ROW": link.params is not None, "FEW": few, "DEPTH": depth, "LATE": late,
-        "KEEP": keeps, "LANES": lanes, "PARTS": parts, **call.tile,
-    }  # fmt: skip
+            lists, counts, few, list_span = found
+    else:
+        most, depth = (0, 1) if solver.one_row else few_lanes(call.plan, rows.columns)
+        few = Few(most, depth, call.plan.L, parts)
+        # zeros go to x only after its scores are read
+        late = most > 0 and "out" in rows.held and not disjoint(x, result)
+        if most:
+            each = 4 if keep_lanes and mode == "loss" else 0
+            first, memory = each * rows.count, call.empty(each + most + 1, torch.int32)
+            made = Lanes(memory, few._replace(PARTS=0), list_span, rows.shift > 0, first)
+            lists, counts = memory[first:], memory[first + rows.count * most :]
+            saved = made if keep_lanes else None
+            if first:
+                targets = (*targets[:3], made.state)
+        few = few._replace(KEEP=saved is not None, LATE=late)
+    options = {**job.options, **solver.options, "FEW": few, "TILE": call.masked}
     numbers = (list_span, *job.numbers, float(solver.param), rows.count)
     if not parts:
         pointers = (*job.tensors, params, *targets, lists, counts, x, *rows.bounds)
         call(solver.kernel, pointers, numbers, options, call.parts or 1)
         return saved
     tops = call.empty(parts * call.plan.L, torch.float32)
-    fill = None if late or not (few and job.writes) else -math.inf if mode == "log" else 0.0
-    split = {"FILL": fill, "MASKED": job.masked, "PARTS": parts, "WIDE": call.plan.wide(x), **call.part}
+    fill = None if few.LATE or not (few.FEW and job.writes) else -math.inf if mode == "log" else 0.0
+    wide = call.plan.wide(x)
+    tile = call.masked._replace(K=call.plan.K * call.plan.L // wide, L=wide)
+    split = {"FILL": fill, "PARTS": parts, "LANES": call.plan.L, "TILE": tile}
     call(survey_parts, (*job.tensors, tops), job.steps, split, parts)
     if job.writes:
         targets, options["SAVE"] = (*targets[:3], call.empty(4, torch.float32)), True
     pointers = (*job.tensors, params, *targets, lists, counts, tops, *rows.bounds)
     call(solver.kernel, pointers, numbers, options, warps=SOLVING)
     if job.writes:
-        call(solver.kernel, pointers, numbers, {**options, "MODE": "write", "KEEP": False, "SAVE": False}, parts)
+        options |= {"MODE": "write", "FEW": few._replace(KEEP=False), "SAVE": False}
+        call(solver.kernel, pointers, numbers, options, parts)
     return saved
 
 
@@ -306,18 +297,17 @@ def _backward(
     sums = sense not in ("norm", "taylor") and not steep  # writing a row needs only its two sums
     call = _Call("backward", rows, parted=cut is None and sums)
     lists = counts = parted = p
-    few, depth, lanes, spread = 0, 1, 1, call.span
+    few, spread = Few(), call.span
     if saved is not None and not steep and (found := saved.listed(call, rows.count)) is not None:
-        lists, counts, few, depth, spread, lanes = found
+        lists, counts, few, spread = found
+    few = few._replace(PARTS=call.parts, KEEP=False, LATE=False)
     if call.parts:
         parted = call.empty(call.parts * 2, torch.float64)
-        split = {"SENSE": sense, "FEW": few, "PARTS": call.parts, **call.part}
+        split = {"SENSE": sense, "FEW": few, "TILE": call.tile}
         numbers = (*rows.sizes, *rows.steps("x", "g"), float(param))
         call(backward_parts, (p, g, parted, counts), numbers, split, call.parts)
-    options = {
-        "SENSE": sense, "ORDER": int(link.param) if sense == "taylor" else 0, "STEEP": steep, "PER_ROW": each, "FEW": few, "DEPTH": depth,
-        "LANES": lanes, "PARTS": call.parts, "RAGGED": cut is not None, **call.tile,
-    }  # fmt: skip
+    order = int(link.param) if sense == "taylor" else 0
+    options = {"SENSE": sense, "ORDER": order, "STEEP": steep, "PER_ROW": each, "FEW": few, "TILE": call.tile}
     pointers = (rows.tensor("scores"), p, g, rows.held["out"], params, lists, counts, parted, *rows.bounds)
     numbers = (spread, *rows.sizes, *rows.steps("scores", "x", "g", "out"), float(param), rows.count)
     call(backward_rows, pointers, numbers, options, call.parts or 1)
@@ -343,7 +333,7 @@ def _slope(link: Link, p: Tensor, g: Tensor, out: Tensor) -> None:
     params = per_row(link.params, p, 1.0) if each else p
     call = _Call("slope", rows)
     form = "each" if each else "late" if c >= 0.5 else "early"
-    options = {"MAP": link.kind, "FORM": form, "STEEP": each or c > 1.0, "PER_ROW": each, **call.tile}
+    options = {"MAP": link.kind, "FORM": form, "STEEP": each or c > 1.0, "PER_ROW": each, "TILE": call.tile}
     call(slope_rows, (p, g, out, params), (*rows.sizes, *rows.steps("x", "g"), float(c)), options)
 
 
@@ -438,8 +428,8 @@ def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, m
     scales = per_row(link.params, x) if each else x
     numbers = (nodes, *rows.sizes, *rows.steps(*operands), float(link.param), *_ends(noise, x.shape[-1]))
     options = {
-        "BACK": g is not None, "PER_ROW": each, "NOISE": noise, "MASKED": mask is not None, "INT64": rows.long_offsets,
-        "UNIT": rows.unit, "R": call.plan.R, "K": call.plan.K, "L": call.plan.L, "WHOLE": call.plan.whole, "num_warps": call.plan.warps,
+        "BACK": g is not None, "PER_ROW": each, "NOISE": noise, "TILE": call.masked._replace(SHIFT=0), "PLAIN": call.tile._replace(SHIFT=0),
+        "num_warps": call.plan.warps,
     }  # fmt: skip
     pointers = (*map(rows.tensor, operands), weights, scales)
     with on_device_of(x, *pointers):

@@ -10,16 +10,36 @@ a z that is too high (a threshold too low) a step never overshoots.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
+class Form(NamedTuple):
+    """A threshold map: `p = link(slope (x - tau))`, where the link may be a power."""
+
+    LINK: str
+    P: int = 1
+    SLOPE: float = 1.0
+    NORM: bool = False  # True for normmax
+    EXACT: bool = True  # to fp32's last digits
+    PER_ROW: bool = False  # a parameter for each row
+    ABOVE: Any = None  # the form of the rows whose alpha is above 2, where each row has its own
+
+
 @triton.jit
 def quick_exp(x):
     """exp(x), 0 below 1.2e-38. `tl.exp` keeps the smaller numbers, which takes three more instructions."""
     return tl.exp2(x * LOG2_E)
+
+
+@triton.jit
+def over(a, b):
+    """a / b, or 0 where b is not positive."""
+    return tl.where(b > 0.0, a / tl.where(b > 0.0, b, 1.0), 0.0)
 
 
 @triton.jit
@@ -101,15 +121,15 @@ def capped(u):
 
 
 @triton.jit
-def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, FINE: tl.constexpr):
+def share_of(x, a, b, k, r, FORM: tl.constexpr, FINE: tl.constexpr):
     """(value, rate) of the scores x; a, b, k are numbers of a row, r is the exponent.
 
     "power": u = slope (x - a) + b with a the maximum, value u^P. "budget": u = (x - a) + b, clipped to [0, 1]; a is the edge. "edge": the
     same u, unclipped above, with a the fp32 number nearest to tau, so that u keeps its digits near 0, and value u^r. "any": value
     b (1 + w)^r with w = k (x - a), where b is the probability of the maximum a; FINE uses log1p, else the device's logarithm. The rate is
-    u^(r-1), and 1 within the clip of "budget"; for "any" it is value / (1 + w).
+    u^(r-1), and 1 within the clip of "budget"; for "any" it is value / (1 + w). "steep": as in `steep`, where k is q and r is c.
     """
-    if LINK == "any":
+    if FORM.LINK == "any":
         w = (x - a) * k
         if FINE:
             inside = (w > -1.0) & (w < 1e37)
@@ -120,26 +140,28 @@ def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.const
             v = tl.minimum(tl.maximum(1.0 + w, 0.0), 1e37)
             rate = tl.where(v > 0.0, b * tl.exp2((r - 1.0) * tl.log2(v)), 0.0)
             value = rate * v
-    elif LINK == "edge":
+    elif FORM.LINK == "edge":
         u = (x - a) + b
         value = power(u, r)
         rate = power(u, r - 1.0)
-    elif LINK == "budget":
+    elif FORM.LINK == "budget":
         value, rate = capped((x - a) + b)
+    elif FORM.LINK == "steep":
+        value, rate = steep(x, a, b, k, r, 1.0 / r)
     else:
-        value, rate = whole_power(tl.maximum((x - a) * SLOPE + b, 0.0), P)
+        value, rate = whole_power(tl.maximum((x - a) * FORM.SLOPE + b, 0.0), FORM.P)
     return value, rate
 
 
 @triton.jit
-def bent(s, r, LINK: tl.constexpr, P: tl.constexpr):
+def bent(s, r, FORM: tl.constexpr):
     """s (1 - s^(-1/r)), the numerator of Newton's step on the r-norm, without a logarithm where the power is 1, 2 or 4."""
-    if LINK == "power" and P == 1:
+    if FORM.LINK == "power" and FORM.P == 1:
         return s - 1.0
-    elif LINK == "power" and P == 2:
+    elif FORM.LINK == "power" and FORM.P == 2:
         root = tl.sqrt(s)
         return root * (root - 1.0)
-    elif LINK == "power" and P == 4:
+    elif FORM.LINK == "power" and FORM.P == 4:
         root = tl.sqrt(tl.sqrt(s))
         return root * root * root * (root - 1.0)
     else:  # s may be on either side of 1, and 1/r as small as 1e-7

@@ -102,8 +102,7 @@ class PlainRows(Laid):
             first = first or places
             if places != first or a.stride(-1) != 1 or a.element_size() != size or a.data_ptr() % 16:
                 return 0
-            last = a.storage_offset() + n + sum((count - 1) * step for (count, _), step in zip(axes, steps))
-            if -(-last // pack) * 16 > a.untyped_storage().nbytes():
+            if open_ended(a):
                 if any(count > 1 and step < pack for (count, _), step in zip(axes, steps)):
                     return 0
                 open_ = True
@@ -112,6 +111,15 @@ class PlainRows(Laid):
     def finish(self) -> None:
         if self.back is not None:
             self.back.copy_(self.held["out"])
+
+
+def open_ended(a: Tensor) -> bool:
+    """Whether the memory of rows with neighbouring classes ends within the last 16 bytes of the last row."""
+    *batch, n = a.shape
+    last = a.storage_offset() + n
+    for count, step in zip(batch, a.stride()):
+        last += (count - 1) * step
+    return -(-last * a.element_size() // 16) * 16 > a.untyped_storage().nbytes()
 
 
 class Cut(NamedTuple):

@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import law
-from .tile import fetch, operand, place, put, survey, total, wide
+from .links import law, over
+from .tile import alone, fetch, operand, output, parameter, per_class, per_lane, put, rows_of, survey, total, wide
 
 FAR_BELOW = tl.constexpr(-1e15)
 LEAST_SCALE = tl.constexpr(1e-37)  # its reciprocal is a float
@@ -28,9 +28,9 @@ def scaled(x, top, scale):
 
 
 @triton.jit
-def centred(at, begin, top, scale, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def centred(at, begin, top, scale, TILE: tl.constexpr):
     """`scaled` of the tile that begins there."""
-    return scaled(fetch(at, begin, True, MASKED, INT64, K, L, True), top, scale)
+    return scaled(fetch(at, begin, True, TILE, True), top, scale)
 
 
 @triton.jit
@@ -40,83 +40,76 @@ def node(low, up, i, nodes):
 
 
 @triton.jit
-def log_g(x, kept, at, u, top, scale, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def log_g(x, kept, at, u, top, scale, NOISE: tl.constexpr, TILE: tl.constexpr):
     """log G(u) of each row."""
-    acc = tl.zeros([R, 1, L], tl.float64)
-    if WHOLE:
+    acc = per_lane(0.0, TILE, tl.float64)
+    if TILE.WHOLE:
         log_f, _ = law(u - x, NOISE)
         acc += tl.sum(tl.where(kept, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
     else:
-        for begin in range(0, at[6], K * L):
-            z, inside = centred(at, begin, top, scale, MASKED, INT64, K, L)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            z, inside = centred(at, begin, top, scale, TILE)
             log_f, _ = law(u - z, NOISE)
             acc += tl.sum(tl.where(inside, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
     return total(acc)
 
 
 @triton.jit
-def end(x, kept, at, top, scale, near, away, goal, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
-        K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr, LOWER: tl.constexpr):  # fmt: skip
+def end(x, kept, at, top, scale, near, away, goal, NOISE: tl.constexpr, LOWER: tl.constexpr, TILE: tl.constexpr):
     """The end of the nodes: a u with log G(u) <= -goal (LOWER) or >= -goal. `near` satisfies that in any row, and bisection moves it
     towards `away`."""
-    good = tl.zeros([R, 1, 1], tl.float32) + near
-    other = tl.zeros([R, 1, 1], tl.float32) + away
+    good, other = tl.zeros(top.shape, tl.float32) + near, tl.zeros(top.shape, tl.float32) + away
     for _ in range(9):
         u = 0.5 * (good + other)
-        excess = log_g(x, kept, at, u, top, scale, NOISE, MASKED, INT64, R, K, L, WHOLE) + goal
+        excess = log_g(x, kept, at, u, top, scale, NOISE, TILE) + goal
         holds = excess <= 0.0 if LOWER else excess >= 0.0
         good, other = tl.where(holds, u, good), tl.where(holds, other, u)
     return good
 
 
 @triton.jit
-def pulls(pa, ga, begin, kept, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def pulls(pa, ga, begin, kept, TILE: tl.constexpr):
     """(g, classes with a part in the gradient): those whose p is not 0. g is 0 elsewhere, even where the caller's is infinite."""
-    active = kept & (fetch(pa, begin, True, False, INT64, K, L, True) != 0.0)
-    return tl.where(active, fetch(ga, begin, True, False, INT64, K, L, True), 0.0), active
+    active = kept & (fetch(pa, begin, True, TILE, True) != 0.0)
+    return tl.where(active, fetch(ga, begin, True, TILE, True), 0.0), active
 
 
 @triton.jit
 def perturb_rows(X, M, P, G, OUT, NODES, SCALES,
                  rows, n, nodes, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, scale,
                  low1, low_n, deep, up1, up_n, shallow,
-                 BACK: tl.constexpr, PER_ROW: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr,
-                 UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                 BACK: tl.constexpr, PER_ROW: tl.constexpr, NOISE: tl.constexpr, TILE: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
     """p, or with BACK J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`, from P = p(x) and G = g.
 
     low1, low_n: the lower end for one class and for n equal classes; up1, up_n: the upper end. NODES [rows, nodes, 2] has the weights of
-    the nodes of longer rows. SCALES [rows] are the scales where each row has its own (PER_ROW); NaN makes the row NaN.
+    the nodes of longer rows. SCALES [rows] are the scales where each row has its own (PER_ROW); NaN makes the row NaN. PLAIN: the TILE
+    of P and G, which have no mask.
     """
-    n = n * UNIT
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    mo = place(row, d1, d2, m0, m1, m2, UNIT)
-    at = operand(X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, mo, mc, n, valid, 0, False)
-    pa = operand(P, place(row, d1, d2, p0, p1, p2, UNIT), pc, M, mo, mc, n, valid, 0, False)
-    ga = operand(G, place(row, d1, d2, g0, g1, g2, UNIT), gc, M, mo, mc, n, valid, 0, False)
-    oo = place(row, d1, d2, o0, o1, o2, UNIT)
-    x, _, top, bad = survey(at, at, None, MASKED, INT64, R, K, L, WHOLE)
+    mine = rows_of(X, X, rows, n, d1, d2, TILE)
+    row, valid = mine.row, mine.valid
+    at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
+    pa, ga = alone(mine, P, p0, p1, p2, pc, PLAIN), alone(mine, G, g0, g1, g2, gc, PLAIN)
+    x, _, top, bad = survey(at, to, None, TILE)
     if PER_ROW:
-        scale = tl.load(SCALES + row, mask=valid, other=1.0)
+        scale = parameter(SCALES, scale, mine, PER_ROW)
         bad = bad | (scale != scale)
         scale = tl.where(scale == scale, tl.maximum(scale, LEAST_SCALE), 1.0)
     top = tl.where((top == float("-inf")) | bad, 0.0, top)
     kept = valid
-    if WHOLE:
+    if TILE.WHOLE:
         x, kept = scaled(x, top, scale)
-    low = end(x, kept, at, top, scale, low1, low_n, deep, NOISE, MASKED, INT64, R, K, L, WHOLE, True)
-    up = end(x, kept, at, top, scale, up_n, up1, shallow, NOISE, MASKED, INT64, R, K, L, WHOLE, False)
-    if WHOLE and BACK:
-        g, active = pulls(pa, ga, 0, kept, INT64, K, L)
-    norm = tl.zeros([R, 1, 1], tl.float64)  # p is divided by its sum, so the spacing of the nodes cancels
-    out = tl.zeros([R, K, L], tl.float32)
-    mine = NODES + row.to(tl.int64) * (2 * nodes)
+    low = end(x, kept, at, top, scale, low1, low_n, deep, NOISE, True, TILE)
+    up = end(x, kept, at, top, scale, up_n, up1, shallow, NOISE, False, TILE)
+    if TILE.WHOLE and BACK:
+        g, active = pulls(pa, ga, 0, kept, PLAIN)
+    norm = tl.zeros(top.shape, tl.float64)  # p is divided by its sum, so the spacing of the nodes cancels
+    out = per_class(0.0, TILE)
+    weights = NODES + row.to(tl.int64) * (2 * nodes)
     for i in range(nodes):
         u = node(low, up, i, nodes)
         weight = tl.where((i == 0) | (i == nodes - 1), 0.5, 1.0)
         # the sums of log F and h over the row, and of h g for J^T g
-        if WHOLE:
+        if TILE.WHOLE:
             log_f, h = law(u - x, NOISE)
             h = tl.where(kept, h, 0.0)
             log_sum, sum_h = wide(tl.where(kept, log_f, 0.0)), wide(h)
@@ -126,42 +119,41 @@ def perturb_rows(X, M, P, G, OUT, NODES, SCALES,
             else:
                 out += h * mass.to(tl.float32)
         else:
-            a0 = tl.zeros([R, 1, L], tl.float64)
-            a1 = tl.zeros([R, 1, L], tl.float64)
-            a2 = tl.zeros([R, 1, L], tl.float64)
-            for begin in range(0, n, K * L):
-                z, inside = centred(at, begin, top, scale, MASKED, INT64, K, L)
+            a0 = per_lane(0.0, TILE, tl.float64)
+            a1, a2 = a0, a0
+            for begin in range(0, at.n, TILE.K * TILE.L):
+                z, inside = centred(at, begin, top, scale, TILE)
                 log_f, h = law(u - z, NOISE)
                 h = tl.where(inside, h, 0.0)
                 a0 += tl.sum(tl.where(inside, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
                 a1 += tl.sum(h, 1, keep_dims=True).to(tl.float64)
                 if BACK:
-                    pull, _active = pulls(pa, ga, begin, inside, INT64, K, L)
+                    pull, _active = pulls(pa, ga, begin, inside, PLAIN)
                     a2 += tl.sum(h * pull, 1, keep_dims=True).to(tl.float64)
             mass, sum_h = weight * tl.exp(total(a0)), total(a1)
-            tl.store(mine + 2 * i, (mass * sum_h if BACK else mass).to(tl.float32), mask=valid)
+            tl.store(weights + 2 * i, (mass * sum_h if BACK else mass).to(tl.float32), mask=valid)
             if BACK:
-                tl.store(mine + 2 * i + 1, (mass * total(a2)).to(tl.float32), mask=valid)
+                tl.store(weights + 2 * i + 1, (mass * total(a2)).to(tl.float32), mask=valid)
         norm += mass * sum_h
-    share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0).to(tl.float32)
+    share = over(1.0, norm).to(tl.float32)
     if BACK:
         share = share / scale
-    if WHOLE:
+    if TILE.WHOLE:
         if BACK:
             kept = active
-        put(OUT, oo, oc, 0, tl.where(bad, float("nan"), tl.where(kept, out * share, 0.0)), at, INT64, K, L)
+        put(to, 0, tl.where(bad, float("nan"), tl.where(kept, out * share, 0.0)), at, TILE)
     else:
         tl.debug_barrier()  # the weights of all nodes are in memory
-        for begin in range(0, n, K * L):
-            z, inside = centred(at, begin, top, scale, MASKED, INT64, K, L)
-            out = tl.zeros([R, K, L], tl.float32)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            z, inside = centred(at, begin, top, scale, TILE)
+            out = per_class(0.0, TILE)
             if BACK:
-                pull, inside = pulls(pa, ga, begin, inside, INT64, K, L)
+                pull, inside = pulls(pa, ga, begin, inside, PLAIN)
             for i in range(nodes):
                 _, h = law(node(low, up, i, nodes) - z, NOISE)
-                weight = tl.load(mine + 2 * i, mask=valid, other=0.0)
+                weight = tl.load(weights + 2 * i, mask=valid, other=0.0)
                 if BACK:
-                    out += h * (pull * weight - tl.load(mine + 2 * i + 1, mask=valid, other=0.0))
+                    out += h * (pull * weight - tl.load(weights + 2 * i + 1, mask=valid, other=0.0))
                 else:
                     out += h * weight
-            put(OUT, oo, oc, begin, tl.where(bad, float("nan"), tl.where(inside, out * share, 0.0)), at, INT64, K, L)
+            put(to, begin, tl.where(bad, float("nan"), tl.where(inside, out * share, 0.0)), at, TILE)

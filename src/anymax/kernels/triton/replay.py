@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .operands import open_ended
+
 Tensor = torch.Tensor
 
 MOST = 2048  # calls that are kept
@@ -45,8 +47,8 @@ def layout(t: Tensor | None) -> Hashable:
     shape, stride = t.shape, t.stride()
     same = shape, stride, t.dtype, t.device, t.data_ptr() % 16
     if shape and functools.reduce(operator.or_, stride[:-1], shape[-1]) * t.element_size() % 16:
-        # the length of a row or the step to the next one is no multiple of 16 bytes: the memory may end in the middle of them
-        return *same, t.storage_offset(), t.untyped_storage().nbytes()
+        # the length of a row or the step to the next one is no multiple of 16 bytes
+        return *same, open_ended(t)
     return same
 
 

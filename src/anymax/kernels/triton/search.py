@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .links import quick_exp
-from .tile import any_of, as_scalar, fetch, lanes, largest, smallest, total, wide
+from .tile import AT_HAND, any_of, as_scalar, fetch, lanes, largest, per_lane, smallest, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -79,32 +79,30 @@ def worth(x, top, m, BY: tl.constexpr):
 
 
 @triton.jit
-def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def probe(x, tops, top, m, at, BY: tl.constexpr, TILE: tl.constexpr):
     """The weight of the scores >= m, which is their number for BY "count"."""
-    if WHOLE:
+    if TILE.WHOLE:
         if BY == "count":
             return total(worth(x, top, m, BY))
         else:
             return wide(worth(x, top, m, BY))
     else:
         live = tops >= m
-        acc = tl.zeros([R, 1, L], tl.float64 if BY == "exp" else tl.float32)
-        for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
+        acc = per_lane(0.0, TILE, tl.float64 if BY == "exp" else tl.float32)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            v = fetch(at, begin, live, TILE, True)
             acc += tl.sum(worth(v, top, m, BY), 1, keep_dims=True).to(acc.dtype)
         return total(acc)
 
 
 @triton.jit
-def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-                L: tl.constexpr):  # fmt: skip
+def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, TILE: tl.constexpr):
     """`probe` at the pivots a <= b <= c of a row in steps, in one pass. A lane sums its few scores in fp32."""
     live = tops >= a
-    from_a = tl.zeros([R, 1, L], tl.float32)
+    from_a = per_lane(0.0, TILE)
     from_b, from_c = from_a, from_a
-    for begin in range(0, at[6], K * L):
-        v = fetch(at, begin, live, MASKED, INT64, K, L, True)
+    for begin in range(0, at.n, TILE.K * TILE.L):
+        v = fetch(at, begin, live, TILE, True)
         from_a += tl.sum(worth(v, top, a, BY), 1, keep_dims=True)
         from_b += tl.sum(worth(v, top, b, BY), 1, keep_dims=True)
         from_c += tl.sum(worth(v, top, c, BY), 1, keep_dims=True)
@@ -133,8 +131,7 @@ def several(low, weight_low, weight_high, top, BY: tl.constexpr):
 
 
 @triton.jit
-def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr,
-           R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, TILE: tl.constexpr):
     """(edge, few, tied, beyond, weight beyond): the scores >= the edge weigh at least `target`, and less without their lowest
     value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are needed; those
     >= `beyond` are needed in any case.
@@ -143,12 +140,12 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
     `guess`: where the edge may be, within about `spread`, or None.
     """
     GRAIN: tl.constexpr = (  # the distance between the keys of neighbouring numbers
-        65536 if at[0].dtype.element_ty == tl.bfloat16 else (8192 if at[0].dtype.element_ty == tl.float16 else 1)
+        65536 if at.X.dtype.element_ty == tl.bfloat16 else (8192 if at.X.dtype.element_ty == tl.float16 else 1)
     )
     low = key(bound) & -GRAIN
     high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # above every score
     if start is None:
-        weight_low = probe(x, tops, top, unkey(low), at, BY, MASKED, INT64, R, K, L, WHOLE)
+        weight_low = probe(x, tops, top, unkey(low), at, BY, TILE)
     else:
         weight_low = start
     weight_high = weight_low * 0.0
@@ -166,7 +163,7 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
         m = tl.where(bounded, a + (b - a) * part, top - distance)
         beside = tl.where(bounded, 0.125 * (b - a), distance)
         if guess is not None:
-            if WHOLE:  # first below the guess; then above it, or far below
+            if TILE.WHOLE:  # first below the guess; then above it, or far below
                 second = tl.where(weight_high > 0.0, guess - 4.0 * spread, guess + spread)
                 m = tl.where(turn == 0, guess - spread, tl.where(turn == 1, second, m))
             else:
@@ -174,15 +171,13 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
         half = (low & high) + ((low ^ high) >> 1)
         middle = tl.where(turn % 3 == 2, half, key(m)) & -GRAIN
         middle = tl.minimum(tl.maximum(middle, low + GRAIN), high - GRAIN)
-        if WHOLE:
-            weight = probe(x, tops, top, unkey(middle), at, BY, MASKED, INT64, R, K, L, WHOLE)
+        if TILE.WHOLE:
+            weight = probe(x, tops, top, unkey(middle), at, BY, TILE)
         else:
             m = unkey(middle)
             under = tl.maximum(tl.minimum(key(m - beside) & -GRAIN, middle - GRAIN), low + GRAIN)
             over = tl.minimum(tl.maximum(key(m + beside) & -GRAIN, middle + GRAIN), high - GRAIN)
-            from_under, weight, from_over = probe_three(
-                tops, top, unkey(under), m, unkey(over), at, BY, MASKED, INT64, R, K, L
-            )
+            from_under, weight, from_over = probe_three(tops, top, unkey(under), m, unkey(over), at, BY, TILE)
             low, weight_low, high, weight_high = narrowed(
                 low, weight_low, high, weight_high, under, from_under, target, go
             )
@@ -200,57 +195,46 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
 
 
 @triton.jit
-def edge_of(
-    x, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr
-):
-    """(a number that k scores of a tile, and those equal to the lowest of them, reach; few): LOWEST where the tile has fewer."""
-    guess, spread = expected(x, top, k)
-    edge, few, _, _, _ = select(
-        x, x, top, live, top * 0.0 + LOWEST, None, guess, spread, k, at, "count", MASKED, INT64, R, K, L, True
-    )
+def from_lanes(tops, top, live, k, at):
+    """(a number that k numbers of a tile, and those equal to the lowest of them, reach; few): LOWEST where the tile has fewer. Of lane
+    maxima: at least k scores reach it."""
+    guess, spread = expected(tops, top, k)
+    bound = top * 0.0 + LOWEST
+    edge, few, _, _, _ = select(tops, tops, top, live, bound, None, guess, spread, k, at, "count", AT_HAND)
     return tl.where(live, edge, LOWEST), few
 
 
 @triton.jit
-def from_lanes(tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
-    """A number that at least k lane maxima, so at least k scores, reach; LOWEST where there are fewer lanes."""
-    edge, _ = edge_of(tops, top, live, k, at, MASKED, INT64, R, 1, L)
-    return edge
-
-
-@triton.jit
-def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-        WHOLE: tl.constexpr):  # fmt: skip
+def kth(x, tops, top, live, k, at, TILE: tl.constexpr):
     """(the k-th largest score, few); the lowest score where the row has fewer than k."""
-    if WHOLE:
-        edge, few = edge_of(x, top, live, k, at, MASKED, INT64, R, K, L)
+    if TILE.WHOLE:
+        edge, few = from_lanes(x, top, live, k, at)
     else:
-        bound = from_lanes(tops, top, live, k, at, MASKED, INT64, R, L)
-        edge, few, _, _, _ = select(
-            x, tops, top, live, bound, None, None, None, k, at, "count", MASKED, INT64, R, K, L, WHOLE
-        )
-    return lowest_from(x, tops, edge, at, MASKED, INT64, R, K, L, WHOLE), few
+        bound, _ = from_lanes(tops, top, live, k, at)
+        edge, few, _, _, _ = select(x, tops, top, live, bound, None, None, None, k, at, "count", TILE)
+    return lowest_from(x, tops, edge, at, TILE), few
 
 
 @triton.jit
-def lowest_from(x, tops, m, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-                WHOLE: tl.constexpr):  # fmt: skip
+def lowest_from(x, tops, m, at, TILE: tl.constexpr):
     """The lowest score >= m; m where there is none."""
-    if WHOLE:
+    if TILE.WHOLE:
         found = smallest(tl.where(x >= m, x, float("inf")))
     else:
         live = tops >= m
-        found_ = tl.full([R, 1, L], float("inf"), tl.float32)
-        for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
+        found_ = per_lane(float("inf"), TILE)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            v = fetch(at, begin, live, TILE, True)
             found_ = tl.minimum(found_, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
         found = smallest(found_)
     return tl.where(found < float("inf"), found, m)
 
 
 @triton.jit
-def nth(ties, room, K: tl.constexpr, L: tl.constexpr):
+def nth(ties, room):
     """The place k L + l in a tile of the `room`-th entry of each row where `ties` is 1; beyond the tile where it has fewer."""
+    K: tl.constexpr = ties.shape[1]
+    L: tl.constexpr = ties.shape[2]
     index = tl.arange(0, K)[None, :, None]
     each = tl.sum(ties, 2, keep_dims=True)
     k, before, count = room * 0, room * 0, room * 0
@@ -263,11 +247,10 @@ def nth(ties, room, K: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
-        K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, TILE: tl.constexpr):
     """The class of the `room`-th score that equals the edge: ties are broken by position. `cols`: the classes of a gathered tile, or
     None; PARTS > 0: it was gathered from so many parts of `span` classes, one after another."""
-    if WHOLE:
+    if TILE.WHOLE:
         ties = (x == edge).to(tl.int32)
         if PARTS > 0:  # the classes of a tile are in order within a part only
             part, before = room * 0, room * 0
@@ -275,18 +258,18 @@ def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, MASKED: tl.con
                 upto = total(tl.where(cols < (i + 1) * span, ties, 0))
                 part, before = tl.where(upto < room, i + 1, part), tl.where(upto < room, upto, before)
             ties, room = tl.where(cols // span == part, ties, 0), room - before
-        found = nth(ties, room, K, L)
+        found = nth(ties, room)
         if cols is None:
             return found
         else:
-            return largest(tl.where((ties > 0) & (lanes(0, K, L) <= found), cols, -1))
+            return largest(tl.where((ties > 0) & (lanes(0, ties.shape[1], ties.shape[2]) <= found), cols, -1))
     else:  # find the step, then the place in it
         live = tops >= edge
         count, before, where = room * 0, room * 0, room * 0
-        for begin in range(0, at[6], K * L):
-            upto = count + total((fetch(at, begin, live, MASKED, INT64, K, L, True) == edge).to(tl.int32))
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            upto = count + total((fetch(at, begin, live, TILE, True) == edge).to(tl.int32))
             here = (count < room) & (upto >= room)
             where, before = tl.where(here, begin, where), tl.where(here, count, before)
             count = upto
-        v = fetch(at, as_scalar(where), live, MASKED, INT64, K, L, True)
-        return where + nth((v == edge).to(tl.int32), room - before, K, L)
+        v = fetch(at, as_scalar(where), live, TILE, True)
+        return where + nth((v == edge).to(tl.int32), room - before)

@@ -64,14 +64,29 @@ def of_columns(z0, z1, z2, z3, f0, f1, f2, f3):
 
 
 @triton.jit
+def iterated(z0, z1, z2, z3, g):
+    """The shares of each row at the potentials g of columns, then (e of each row, total, high) of columns at those of rows."""
+    f0, p0 = of_row(z0, g)
+    f1, p1 = of_row(z1, g)
+    f2, p2 = of_row(z2, g)
+    f3, p3 = of_row(z3, g)
+    e0, e1, e2, e3, total, high = of_columns(z0, z1, z2, z3, f0, f1, f2, f3)
+    return p0, p1, p2, p3, e0, e1, e2, e3, total, high
+
+
+@triton.jit
 def next_columns(z0, z1, z2, z3, g, share):
     """The potentials of columns after one iteration."""
-    f0, _ = of_row(z0, g)
-    f1, _ = of_row(z1, g)
-    f2, _ = of_row(z2, g)
-    f3, _ = of_row(z3, g)
-    _, _, _, _, total, high = of_columns(z0, z1, z2, z3, f0, f1, f2, f3)
+    _, _, _, _, _, _, _, _, total, high = iterated(z0, z1, z2, z3, g)
     return share - high - tl.log(total)
+
+
+@triton.jit
+def store(OUT, at, inside, v0, v1, v2, v3, factor):
+    tl.store(OUT + at, v0 * factor, mask=inside)
+    tl.store(OUT + at + 4, v1 * factor, mask=inside)
+    tl.store(OUT + at + 8, v2 * factor, mask=inside)
+    tl.store(OUT + at + 12, v3 * factor, mask=inside)
 
 
 @triton.jit
@@ -95,16 +110,8 @@ def sinkhorn_forward(X, OUT, count, iterations, slope, B: tl.constexpr):
     g = tl.zeros([B, 4], tl.float32)
     for _ in range(1, iterations):
         g = next_columns(z0, z1, z2, z3, g, share)
-    f0, _ = of_row(z0, g)
-    f1, _ = of_row(z1, g)
-    f2, _ = of_row(z2, g)
-    f3, _ = of_row(z3, g)
-    e0, e1, e2, e3, total, _ = of_columns(z0, z1, z2, z3, f0, f1, f2, f3)
-    factor = tl.where(wrong, float("nan"), tl.exp(share) / total)
-    tl.store(OUT + at, e0 * factor, mask=inside)
-    tl.store(OUT + at + 4, e1 * factor, mask=inside)
-    tl.store(OUT + at + 8, e2 * factor, mask=inside)
-    tl.store(OUT + at + 12, e3 * factor, mask=inside)
+    _, _, _, _, e0, e1, e2, e3, total, _ = iterated(z0, z1, z2, z3, g)
+    store(OUT, at, inside, e0, e1, e2, e3, tl.where(wrong, float("nan"), tl.exp(share) / total))
 
 
 @triton.jit
@@ -134,11 +141,7 @@ def sinkhorn_backward(X, G, OUT, PAST, count, blocks, iterations, slope, B: tl.c
             tl.store(past + k * (B * 4), g)
             g = next_columns(z0, z1, z2, z3, g, share)
         tl.debug_barrier()
-        f0, p0 = of_row(z0, g)
-        f1, p1 = of_row(z1, g)
-        f2, p2 = of_row(z2, g)
-        f3, p3 = of_row(z3, g)
-        q0, q1, q2, q3, total, _ = of_columns(z0, z1, z2, z3, f0, f1, f2, f3)
+        p0, p1, p2, p3, q0, q1, q2, q3, total, _ = iterated(z0, z1, z2, z3, g)
         q0, q1, q2, q3 = q0 / total, q1 / total, q2 / total, q3 / total
         sums = tl.exp(share)
         d0 = weigh(G, at, inside, q0 * sums)
@@ -158,17 +161,9 @@ def sinkhorn_backward(X, G, OUT, PAST, count, blocks, iterations, slope, B: tl.c
             r0, r1, r2, r3 = r0 * 0.0, r1 * 0.0, r2 * 0.0, r3 * 0.0
             more = back < iterations
             g = tl.load(past + (iterations - 1 - back) * (B * 4), mask=more & (lane >= 0), other=0.0)
-            f0, p0 = of_row(z0, g)
-            f1, p1 = of_row(z1, g)
-            f2, p2 = of_row(z2, g)
-            f3, p3 = of_row(z3, g)
-            q0, q1, q2, q3, total, _ = of_columns(z0, z1, z2, z3, f0, f1, f2, f3)
+            p0, p1, p2, p3, q0, q1, q2, q3, total, _ = iterated(z0, z1, z2, z3, g)
             q0, q1, q2, q3 = q0 / total, q1 / total, q2 / total, q3 / total
-        factor = tl.where(wrong, float("nan"), slope)
-        tl.store(OUT + at, d0 * factor, mask=inside)
-        tl.store(OUT + at + 4, d1 * factor, mask=inside)
-        tl.store(OUT + at + 8, d2 * factor, mask=inside)
-        tl.store(OUT + at + 12, d3 * factor, mask=inside)
+        store(OUT, at, inside, d0, d1, d2, d3, tl.where(wrong, float("nan"), slope))
 
 
 def run(x: Tensor, g: Tensor | None, iterations: int, temperature: float) -> Tensor:

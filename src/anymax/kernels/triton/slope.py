@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import fetch, largest, operand, place, smallest, total
+from .tile import alone, fetch, largest, parameter, rows_of, smallest, total
 
 LN_2 = tl.constexpr(0.6931471805599453)
 BELOW_ALL = tl.constexpr(-1e4)  # the logarithm of no number
@@ -20,15 +20,14 @@ FLAT = tl.constexpr(1e30)  # an alpha above is as good as this
 
 
 @triton.jit
-def pair(pa, ga, begin, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, V: tl.constexpr,
-         WHOLE: tl.constexpr):  # fmt: skip
+def pair(pa, ga, begin, V: tl.constexpr, TILE: tl.constexpr):
     """(p, where it is not 0, g there), `folded`."""
-    p = fetch(pa, begin, True, False, INT64, K, L, False, 0.0)
+    p = fetch(pa, begin, True, TILE, False, 0.0)
     inside = (p <= 0.0) == 0  # NaN is
-    if WHOLE:
-        g = fetch(ga, begin, True, False, INT64, K, L, False, 0.0)
+    if TILE.WHOLE:
+        g = fetch(ga, begin, True, TILE, False, 0.0)
     else:
-        g = fetch(ga, begin, inside, False, INT64, K, L, False, 0.0)
+        g = fetch(ga, begin, inside, TILE, False, 0.0)
     return folded(p, V), folded(inside, V), folded(tl.where(inside, g, 0.0), V)
 
 
@@ -172,57 +171,46 @@ def by_budget(p, g, many, dot):
 
 
 @triton.jit
+def by_map(p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, MAP: tl.constexpr, FORM: tl.constexpr,
+           STEEP: tl.constexpr):  # fmt: skip
+    if MAP == "entmax":
+        low, a0, a1, b0, b1 = by_entmax(p, inside, g, c, low, a0, a1, b0, b1, FORM, STEEP)
+    elif MAP == "budget":
+        a0, a1 = by_budget(p, g, a0, a1)
+    else:
+        return by_norm(p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, STEEP)
+    return low, a0, a1, high, powers, logs, tied, dot, b0, b1
+
+
+@triton.jit
 def slope_rows(P, G, OUT, PARAMS, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1, g2, gc, param,
-               MAP: tl.constexpr, FORM: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, INT64: tl.constexpr,
-               UNIT: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-               WHOLE: tl.constexpr):  # fmt: skip
+               MAP: tl.constexpr, FORM: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Writes OUT [rows]; `param` is alpha - 1, or each row's in PARAMS (PER_ROW). A row with NaN in p or with an alpha out of its range is
     NaN, one of zeros 0. STEEP: alpha may be above 2. FORM: as `link_rate` takes it."""
-    n = n * UNIT
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    pa = operand(P, place(row, d1, d2, p0, p1, p2, UNIT), pc, P, 0, pc, n, valid, SHIFT, WHOLE)
-    ga = operand(G, place(row, d1, d2, g0, g1, g2, UNIT), gc, G, 0, gc, n, valid, SHIFT, WHOLE)
-    if PER_ROW:
-        c = tl.load(PARAMS + row, mask=valid, other=1.0)
-    else:
-        c = tl.zeros([R, 1, 1], tl.float32) + param
+    mine = rows_of(P, P, rows, n, d1, d2, TILE)
+    pa, ga = alone(mine, P, p0, p1, p2, pc, TILE), alone(mine, G, g0, g1, g2, gc, TILE)
+    c = parameter(PARAMS, param, mine, PER_ROW)
     bad = (c > (0.0 if MAP == "normmax" else -1.0)) == 0
     c = tl.where(bad, 1.0, tl.minimum(c, FLAT))
+    R: tl.constexpr = TILE.R
     PACK: tl.constexpr = 128 // P.dtype.element_ty.primitive_bitwidth
-    V: tl.constexpr = PACK if PACK < L else L
-    T: tl.constexpr = L // V
+    V: tl.constexpr = PACK if PACK < TILE.L else TILE.L
+    T: tl.constexpr = TILE.L // V
     low = tl.zeros([R, T, 1], tl.float32)
     high = tl.full([R, T, 1], BELOW_ALL, tl.float32)
-    a0 = tl.zeros([R, T, 1], tl.float64)
-    a1 = tl.zeros([R, T, 1], tl.float64)
-    b0 = tl.zeros([R, T, 1], tl.float64)
-    b1 = tl.zeros([R, T, 1], tl.float64)
-    powers = tl.zeros([R, T, 1], tl.float64)
-    logs = tl.zeros([R, T, 1], tl.float64)
-    tied = tl.zeros([R, T, 1], tl.float64)
-    dot = tl.zeros([R, T, 1], tl.float64)
-    if WHOLE:
-        p, inside, g = pair(pa, ga, 0, INT64, K, L, V, WHOLE)
-        if MAP == "entmax":
-            low, a0, a1, b0, b1 = by_entmax(p, inside, g, c, low, a0, a1, b0, b1, FORM, STEEP)
-        elif MAP == "normmax":
-            low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_norm(
-                p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, STEEP
-            )
-        else:
-            a0, a1 = by_budget(p, g, a0, a1)
+    none = tl.zeros([R, T, 1], tl.float64)
+    a0, a1, b0, b1, powers, logs, tied, dot = none, none, none, none, none, none, none, none
+    if TILE.WHOLE:
+        p, inside, g = pair(pa, ga, 0, V, TILE)
+        low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_map(
+            p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, MAP, FORM, STEEP
+        )
     else:
-        for begin in range(0, pa[6], K * L):
-            p, inside, g = pair(pa, ga, begin, INT64, K, L, V, WHOLE)
-            if MAP == "entmax":
-                low, a0, a1, b0, b1 = by_entmax(p, inside, g, c, low, a0, a1, b0, b1, FORM, STEEP)
-            elif MAP == "normmax":
-                low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_norm(
-                    p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, STEEP
-                )
-            else:
-                a0, a1 = by_budget(p, g, a0, a1)
+        for begin in range(0, pa.n, TILE.K * TILE.L):
+            p, inside, g = pair(pa, ga, begin, V, TILE)
+            low, a0, a1, high, powers, logs, tied, dot, b0, b1 = by_map(
+                p, inside, g, c, low, a0, a1, high, powers, logs, tied, dot, b0, b1, MAP, FORM, STEEP
+            )
     if MAP == "entmax":
         out = of_entmax(c, low, a0, a1, b0, b1, STEEP)
     elif MAP == "normmax":
@@ -230,4 +218,4 @@ def slope_rows(P, G, OUT, PARAMS, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1,
     else:
         many = total(a0)
         out = total(a1) / tl.where(many == 0.0, 1.0, many)
-    tl.store(OUT + row, tl.where(bad, float("nan"), out.to(tl.float32)), mask=valid)
+    tl.store(OUT + mine.row, tl.where(bad, float("nan"), out.to(tl.float32)), mask=mine.valid)

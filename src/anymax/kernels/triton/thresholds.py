@@ -13,39 +13,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import bent, ground, log1p, share_of, steep
-from .search import kth
-from .tile import any_of, fetch, largest, smallest, total, wide
+from .links import bent, ground, log1p, over, share_of
+from .search import kth, probe
+from .tile import any_of, fetch, largest, per_lane, smallest, total, wide
 
 
 @triton.jit
-def fitted(top, b, c, r, LINK: tl.constexpr):
+def fitted(top, b, c, r, FORM: tl.constexpr):
     """k of `share_of` from b: the slope over the r-th root of b."""
-    if LINK == "any":
+    if FORM.LINK == "any":
         return c * tl.exp2(-tl.log2(b) / r)
     else:
         return b
 
 
 @triton.jit
-def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr,
-         K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
+def sums(x, tops, a, b, k, r, at, FORM: tl.constexpr, TILE: tl.constexpr, FINE: tl.constexpr):
     """The sums of value and rate over the row, in fp32, or in fp64 if FINE."""
-    if WHOLE:
-        value, rate = share_of(x, a, b, k, r, LINK, P, SLOPE, FINE)
+    if TILE.WHOLE:
+        value, rate = share_of(x, a, b, k, r, FORM, FINE)
         if FINE:
             s0, s1 = wide(value), wide(rate)
         else:
             s0, s1 = total(value), total(rate)
     else:
-        live, _ = share_of(tops, a, b, k, r, LINK, P, SLOPE, FINE)
+        live, _ = share_of(tops, a, b, k, r, FORM, FINE)
         live = live > 0.0
         t0 = tl.zeros_like(tops)
         t1 = tl.zeros_like(tops)
         if FINE:
             t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
-        for begin in range(0, at[6], K * L):
-            value, rate = share_of(fetch(at, begin, live, MASKED, INT64, K, L, True), a, b, k, r, LINK, P, SLOPE, FINE)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            value, rate = share_of(fetch(at, begin, live, TILE, True), a, b, k, r, FORM, FINE)
             t0 += tl.sum(value, 1, keep_dims=True).to(t0.dtype)
             t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
         s0, s1 = total(t0), total(t1)
@@ -53,91 +52,78 @@ def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl
 
 
 @triton.jit
-def over(a, b):
-    """a / b, or 0 where b is not positive."""
-    return tl.where(b > 0.0, a / tl.where(b > 0.0, b, 1.0), 0.0)
-
-
-@triton.jit
-def moved(b, s0, s1, r, LINK: tl.constexpr, P: tl.constexpr):
+def moved(b, s0, s1, r, FORM: tl.constexpr):
     """One Newton step on the r-norm of u, which is convex: from a b that is too large (a threshold too low) it never overshoots."""
-    by = over(bent(s0, r, LINK, P), s1)
-    if LINK == "any":
+    by = over(bent(s0, r, FORM), s1)
+    if FORM.LINK == "any":
         return b * tl.exp(r * log1p(-tl.minimum(by, 0.999)))
     else:
         return b - by
 
 
 @triton.jit
-def descent(tops, a, top, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr):
+def descent(tops, a, top, c, r, FORM: tl.constexpr):
     """A lower bound of the threshold, as a b: four steps on the lane maxima, whose sum is at most that of the row."""
     b = top * 0.0 + 1.0  # the maximum alone has probability 1
     for _ in range(4):
-        value, rate = share_of(tops, a, b, fitted(top, b, c, r, LINK), r, LINK, P, SLOPE, False)
-        b = moved(b, total(value), total(rate), r, LINK, P)
+        value, rate = share_of(tops, a, b, fitted(top, b, c, r, FORM), r, FORM, False)
+        b = moved(b, total(value), total(rate), r, FORM)
     return b
 
 
 @triton.jit
-def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, EXACT: tl.constexpr,
-           MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def newton(x, tops, a, top, go, c, r, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """(b, lost, sum of the rates): p = value - lost rate. `a` is the maximum, or 0 where it has been subtracted from the scores.
 
     A step squares the error, so a rough sum of 1 is enough to stop, except for power 1, whose rate jumps at the edge of the support.
     """
-    if (K > 1) | (not WHOLE):
-        b = descent(tops, a, top, c, r, LINK, P, SLOPE)
+    if (x.shape[1] > 1) | (not TILE.WHOLE):
+        b = descent(tops, a, top, c, r, FORM)
     else:
         b = top * 0.0 + 1.0
-    if EXACT:
-        enough = 2e-6 if LINK == "power" and P == 1 else 2e-4
+    if FORM.EXACT:
+        enough = 2e-6 if FORM.LINK == "power" and FORM.P == 1 else 2e-4
     else:
-        enough = 5e-4 if LINK == "power" and P == 1 else 1e-2
+        enough = 5e-4 if FORM.LINK == "power" and FORM.P == 1 else 1e-2
     turn = 0
     while any_of(go) & (turn < 50):
-        s0, s1 = sums(
-            x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, INT64, K, L, WHOLE, False
-        )
-        b = tl.where(go, moved(b, s0, s1, r, LINK, P), b)
+        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, FORM), r, at, FORM, TILE, False)
+        b = tl.where(go, moved(b, s0, s1, r, FORM), b)
         go = go & (tl.abs(s0 - 1.0) > enough)
         turn += 1
     lost, norm = top * 0.0, top * 0.0
-    if EXACT:
-        s0, s1 = sums(
-            x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, INT64, K, L, WHOLE, True
-        )
+    if FORM.EXACT:
+        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, FORM), r, at, FORM, TILE, True)
         norm = s1.to(tl.float32)
         lost = over((s0 - 1.0).to(tl.float32), norm)
     return b, lost, norm
 
 
 @triton.jit
-def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-          WHOLE: tl.constexpr):  # fmt: skip
+def edged(x, tops, top, live, r, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """(near, rest, lost, sum of the rates) for normmax above alpha = 2. tau is in two fp32 numbers, since the link is infinitely steep."""
     z = top.to(tl.float64) * 0.0 + 1.0
     go = live
     turn = 0
     while any_of(go) & (turn < 50):
         near, rest = ground(top, z, 1.0)
-        s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, INT64, K, L, WHOLE, False)
-        z = tl.where(go, z - over(bent(s0, r, "edge", 1), s1).to(tl.float64), z)
+        s0, s1 = sums(x, tops, near, rest, rest, r, at, FORM, TILE, False)
+        z = tl.where(go, z - over(bent(s0, r, FORM), s1).to(tl.float64), z)
         go = go & (tl.abs(s0 - 1.0) > 2e-6)
         turn += 1
     near, rest = ground(top, z, 1.0)
-    s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, INT64, K, L, WHOLE, True)
+    s0, s1 = sums(x, tops, near, rest, rest, r, at, FORM, TILE, True)
     norm = s1.to(tl.float32)
     return near, rest, over((s0 - 1.0).to(tl.float32), norm), norm
 
 
 @triton.jit
-def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-              WHOLE: tl.constexpr):  # fmt: skip
+def bracketed(x, tops, top, live, k, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """(edge, z, lost) of the budget k: tau is between the ceil(k)-th largest score and that score minus 1.
 
     Where the row has fewer than ceil(k) classes, all have probability 1.
     """
-    edge, few = kth(x, tops, top, live, tl.ceil(k), at, MASKED, INT64, R, K, L, WHOLE)
+    edge, few = kth(x, tops, top, live, tl.ceil(k), at, TILE)
     low = edge * 0.0
     high = low + 1.0
     z = high
@@ -145,7 +131,7 @@ def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constex
     go = live & (few == 0)
     turn = 0
     while any_of(go) & (turn < 80):
-        s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, INT64, K, L, WHOLE, False)
+        s0, s1 = sums(x, tops, edge, z, z, k, at, FORM, TILE, False)
         excess = s0 - k
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
         low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
@@ -157,7 +143,7 @@ def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, INT64: tl.constex
         go = go & (tl.abs(excess) > 1e-6 * k) & (width > 3e-8)
         turn += 1
     z = tl.where(few, 1e30, z)
-    s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, INT64, K, L, WHOLE, True)
+    s0, s1 = sums(x, tops, edge, z, z, k, at, FORM, TILE, True)
     lost = over((s0 - k.to(tl.float64)).to(tl.float32), s1.to(tl.float32))
     return edge, z, tl.where(few, 0.0, lost)
 
@@ -174,10 +160,9 @@ def reach_terms(x, m, c, r):
 
 
 @triton.jit
-def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-          WHOLE: tl.constexpr):  # fmt: skip
+def reach(x, tops, m, low, c, r, at, TILE: tl.constexpr):
     """(mass of the scores above m with the threshold at m, the lowest score >= m, the highest score below m)."""
-    if WHOLE:
+    if TILE.WHOLE:
         return (
             total(reach_terms(x, m, c, r)),
             smallest(tl.where(x >= m, x, float("inf"))),
@@ -186,42 +171,14 @@ def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, 
     else:
         live = tops >= low
         mass = tl.zeros_like(tops)
-        above = tl.full([R, 1, L], float("inf"), tl.float32)
-        below = tl.full([R, 1, L], float("-inf"), tl.float32)
-        for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
+        above = per_lane(float("inf"), TILE)
+        below = per_lane(float("-inf"), TILE)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            v = fetch(at, begin, live, TILE, True)
             mass += tl.sum(reach_terms(v, m, c, r), 1, keep_dims=True)
             above = tl.minimum(above, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
             below = tl.maximum(below, tl.max(tl.where(v < m, v, float("-inf")), 1, keep_dims=True))
         return total(mass), smallest(above), largest(below)
-
-
-@triton.jit
-def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-               WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
-    """The sums of p and of dp/dq, and the size of the support."""
-    if WHOLE:
-        p, rate = steep(x, anchor, base, q, c, r)
-        size = total(tl.where(x >= anchor, 1.0, 0.0))
-        if FINE:
-            s0, s1 = wide(p), wide(rate)
-        else:
-            s0, s1 = total(p), total(rate)
-    else:
-        live = tops >= anchor
-        t0 = tl.zeros_like(tops)
-        t1 = tl.zeros_like(tops)
-        count = tl.zeros_like(tops)
-        if FINE:
-            t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
-        for begin in range(0, at[6], K * L):
-            v = fetch(at, begin, live, MASKED, INT64, K, L, True)
-            p, rate = steep(v, anchor, base, q, c, r)
-            t0 += tl.sum(p, 1, keep_dims=True).to(t0.dtype)
-            t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
-            count += tl.sum(tl.where(v >= anchor, 1.0, 0.0), 1, keep_dims=True)
-        s0, s1, size = total(t0), total(t1), total(count)
-    return s0, s1, size
 
 
 @triton.jit
@@ -231,8 +188,7 @@ def positive_power(q, c):
 
 
 @triton.jit
-def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-             WHOLE: tl.constexpr):  # fmt: skip
+def anchored(x, tops, top, live, c, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """(anchor, q, lost): the smallest supported score and its probability. A score is supported if the scores above it have a mass below 1
     with the threshold at that score; such scores lie within 1/c of the maximum."""
     r = 1.0 / c
@@ -244,24 +200,23 @@ def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, INT64: tl.constexp
     while any_of(go) & (turn < 120):
         middle = 0.5 * low + 0.5 * next_
         m = tl.where((turn % 2 == 0) & (middle > low) & (middle < next_), middle, next_)
-        mass, above, below = reach(x, tops, m, low, c, r, at, MASKED, INT64, R, K, L, WHOLE)
+        mass, above, below = reach(x, tops, m, low, c, r, at, TILE)
         inside = mass < 1.0
         anchor = tl.where(go & inside, above, anchor)
         next_ = tl.where(go & inside, below, next_)
         low = tl.where(go & (inside == 0), m, low)
         go = go & (next_ > low)
         turn += 1
-    _, _, size = steep_sums(x, tops, anchor, anchor * 0.0, anchor * 0.0, c, r, at, MASKED, INT64, K, L, WHOLE, False)
-    q = 1.0 / tl.maximum(size, 1.0)
+    q = 1.0 / tl.maximum(probe(x, tops, top, anchor, at, "count", TILE), 1.0)
     go = live
     turn = 0
     while any_of(go) & (turn < 60):
-        s0, s1, _ = steep_sums(x, tops, anchor, positive_power(q, c), q, c, r, at, MASKED, INT64, K, L, WHOLE, False)
+        s0, s1 = sums(x, tops, anchor, positive_power(q, c), q, c, at, FORM, TILE, False)
         excess = s0 - 1.0
         q = tl.where(go, q - tl.minimum(over(excess, s1), 0.999 * q), q)
         go = go & (tl.abs(excess) > 1e-6) & (q > 1e-30)
         turn += 1
-    s0, s1, _ = steep_sums(x, tops, anchor, positive_power(q, c), q, c, r, at, MASKED, INT64, K, L, WHOLE, True)
+    s0, s1 = sums(x, tops, anchor, positive_power(q, c), q, c, at, FORM, TILE, True)
     return anchor, q, over((s0 - 1.0).to(tl.float32), s1.to(tl.float32))
 
 
@@ -269,9 +224,9 @@ def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, INT64: tl.constexp
 
 
 @triton.jit
-def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr):
+def slope_and_power(param, FORM: tl.constexpr):
     """(slope, power) of p = (slope (x - tau))^power: alpha - 1 and 1 / (alpha - 1) for entmax, 1 and alpha / (alpha - 1) for normmax."""
-    if NORM:
+    if FORM.NORM:
         return param * 0.0 + 1.0, (param + 1.0) / param
     else:
         c = tl.where(tl.abs(param) < 1e-7, 1e-7, param)  # for alpha = 1 this changes p by 1e-8
@@ -279,22 +234,20 @@ def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constex
 
 
 @triton.jit
-def solve(x, tops, a, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
-          EXACT: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-          WHOLE: tl.constexpr):  # fmt: skip
+def solve(x, tops, a, top, live, param, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """The four numbers of each row (see `separable`). `live`: the rows to solve."""
-    c, r = slope_and_power(param, LINK, P, NORM)
-    if LINK == "budget":
-        s0, s1, s2 = bracketed(x, tops, top, live, param, at, MASKED, INT64, R, K, L, WHOLE)
+    c, r = slope_and_power(param, FORM)
+    if FORM.LINK == "budget":
+        s0, s1, s2 = bracketed(x, tops, top, live, param, at, FORM, TILE)
         s3 = s2 * 0.0
-    elif LINK == "steep":
-        s0, s1, s2 = anchored(x, tops, top, live, param, at, MASKED, INT64, R, K, L, WHOLE)
+    elif FORM.LINK == "steep":
+        s0, s1, s2 = anchored(x, tops, top, live, param, at, FORM, TILE)
         s3 = s2 * 0.0
-    elif LINK == "edge":
-        s0, s1, s2, norm = edged(x, tops, top, live, r, at, MASKED, INT64, K, L, WHOLE)
+    elif FORM.LINK == "edge":
+        s0, s1, s2, norm = edged(x, tops, top, live, r, at, FORM, TILE)
         s3 = over(1.0, norm)
     else:
         s0 = top
-        s1, s2, norm = newton(x, tops, a, top, live, c, r, at, LINK, P, SLOPE, EXACT | NORM, MASKED, INT64, K, L, WHOLE)
+        s1, s2, norm = newton(x, tops, a, top, live, c, r, at, FORM, TILE)
         s3 = over(1.0, norm)
     return s0, s1, s2, s3

@@ -1,13 +1,9 @@
-"""Tiles: rows of any strides as [R, K, L] in fp32, with R rows, and class k * L + l in lane l.
-
-The maximum of each lane is then a reduction within a thread.
+"""Tiles: rows of any strides as [R, K, L] in fp32, with R rows, and class k * L + l in lane l: its maximum is found within a thread.
 
 A row that fits on chip is one tile, read once (WHOLE). A longer row is read in steps of K * L classes. Once the maximum of each lane is
 known, only lanes that reach above a bound are read again; if they are few, as one tile (`gather`), from which the row is solved.
-
 RAGGED rows are segments of one array, with different lengths. PTR has the entry at which each begins. IDS lists the segments of a launch,
 which have about the same length; the heads of a segment lie side by side. n is then one number per row.
-
 Few rows of very many classes are cut in PARTS of `span` classes, with a program for each. A first kernel finds the maxima of the lanes of
 each part (`survey_parts`), one program a row solves it from those, and then the parts are written.
 """
@@ -17,11 +13,69 @@ each part (`survey_parts`), one program a row solves it from those, and then the
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 OUTSIDE = tl.constexpr(float("-inf"))
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+class Tile(NamedTuple):
+    """How a kernel reads its rows, as the compiler knows it. Where a number of it is part of a shape, it needs a name of its own."""
+
+    MASKED: bool = False
+    INT64: bool = False  # an offset within a row may exceed 2^31
+    SHIFT: int = 0  # unaligned rows are read in packs of 16 bytes (1), but for the last row (2): see `fetch_one`
+    UNIT: int = 1  # what divides the classes and the strides of rows: see `place`
+    RAGGED: bool = False
+    R: int = 1
+    K: int = 1
+    L: int = 1
+    WHOLE: bool = True
+
+
+class Few(NamedTuple):  # the live lanes of a longer row, where they are gathered to one tile
+    FEW: int = 0  # the most lanes; 0: a row is always read in steps
+    DEPTH: int = 1  # classes of a lane
+    LANES: int = 1  # lanes of a part of the list
+    PARTS: int = 0  # > 0: programs that share a row, which another kernel has read
+    KEEP: bool = False  # the list and the number of lanes are for the backward
+    LATE: bool = False  # the output is x, so zeros are written after the row is read, not meanwhile
+
+
+# the tile of numbers that are in registers already
+AT_HAND: Any = Tile() if INTERPRETED.value else tl.constexpr(Tile())
+
+
+class Rows(NamedTuple):  # of a program
+    row: Any
+    valid: Any  # whether it exists
+    n: Any  # classes
+    start: Any  # the first entry of its segment, 0 unless RAGGED
+    d1: Any  # the sizes of the inner two axes of rows
+    d2: Any
+
+
+class Operand(
+    NamedTuple
+):  # scores, and where they lie; a row in steps is alone in its program, so its columns are scalars
+    X: Any
+    xo: Any  # the offset of the row
+    xc: Any  # the stride of classes
+    M: Any  # the same for a mask
+    mo: Any
+    mc: Any
+    n: Any  # the column after the last class
+    valid: Any  # whether the row exists
+    lead: Any  # the column of the first class, 0 unless SHIFT
+
+
+class Output(NamedTuple):  # where a row is written
+    X: Any
+    xo: Any
+    xc: Any
 
 
 @triton.jit
@@ -31,7 +85,7 @@ def total(v):
 
 @triton.jit
 def wide(v):
-    """`total` of many numbers: in fp32 within a thread, then in fp64."""
+    """`total` of many numbers: in fp32 along K, then in fp64."""
     return tl.sum(tl.sum(v, 1, keep_dims=True).to(tl.float64), 2, keep_dims=True)
 
 
@@ -75,10 +129,8 @@ def any_of(condition):
 
 @triton.jit
 def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
-    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2.
-
-    The strides and the number of classes are in UNITs: the compiler then knows that offsets are multiples of UNIT, and loads are wide.
-    """
+    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2. The strides and the number of classes are
+    in UNITs: the compiler then knows that offsets are multiples of UNIT, and loads are wide."""
     inner = row % D2
     outer = row // D2
     far = (outer // D1).to(tl.int64) * s0 + (outer % D1).to(tl.int64) * s1 + inner.to(tl.int64) * s2
@@ -86,31 +138,40 @@ def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
 
 
 @triton.jit
-def rows_of(PTR, IDS, slots, n, heads, RAGGED: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(index, whether it exists, length, first entry of its segment) of each row of a program; the first entry is 0 unless RAGGED. A row
-    in steps is alone in its program, so its length is a scalar, which can bound a loop."""
-    if RAGGED:
-        if WHOLE:
+def rows_of(PTR, IDS, slots, n, d1, d2, TILE: tl.constexpr):
+    """The rows of a program. A row in steps is alone in its program, so the length of a segment is a scalar, which can bound a loop."""
+    R: tl.constexpr = TILE.R
+    if TILE.RAGGED:
+        if TILE.WHOLE:
             slot = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
         else:
             slot = tl.program_id(0)
-        segment = tl.load(IDS + slot // heads, mask=slot < slots, other=0)
+        segment = tl.load(IDS + slot // d2, mask=slot < slots, other=0)
         start = tl.load(PTR + segment)
         length = (tl.load(PTR + segment + 1) - start).to(tl.int32)
-        row = segment * heads + slot % heads + tl.arange(0, 1)[:, None, None]
-        return row, slot + tl.arange(0, 1)[:, None, None] < slots, length, start
+        row = segment * d2 + slot % d2 + tl.arange(0, 1)[:, None, None]
+        return Rows(row, slot + tl.arange(0, 1)[:, None, None] < slots, length, start, d1, d2)
     else:
         row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-        return row, row < slots, n * UNIT, 0
+        return Rows(row, row < slots, n * TILE.UNIT, 0, d1, d2)
 
 
 @triton.jit
-def first_of(row, start, D1, D2, s0, s1, s2, sc, RAGGED: tl.constexpr, UNIT: tl.constexpr):
+def first_of(rows, s0, s1, s2, sc, TILE: tl.constexpr):
     """The offset of each row: that of a segment's head, or that of `place`."""
-    if RAGGED:
-        return start * sc + (row % D2).to(tl.int64) * s2
+    if TILE.RAGGED:
+        return rows.start * sc + (rows.row % rows.d2).to(tl.int64) * s2
     else:
-        return place(row, D1, D2, s0, s1, s2, UNIT)
+        return place(rows.row, rows.d1, rows.d2, s0, s1, s2, TILE.UNIT)
+
+
+@triton.jit
+def parameter(PARAMS, param, rows, PER_ROW: tl.constexpr):
+    """The parameter of each row: `param`, or its own."""
+    if PER_ROW:
+        return tl.load(PARAMS + rows.row, mask=rows.valid, other=1.0)
+    else:
+        return tl.zeros(rows.row.shape, tl.float32) + param
 
 
 @triton.jit
@@ -139,40 +200,53 @@ def aligned(X, offset, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def operand(X, xo, xc, M, mo, mc, n, valid, SHIFT: tl.constexpr, WHOLE: tl.constexpr):
-    """The tuple that the kernels call `at`: scores, offset of the row, stride; the same for a mask; the column after the last class;
-    whether the row exists. With SHIFT, for unaligned rows, also the column of the first class, twice if the last row is open (see
-    `fetch_one`). The length of the tuple tells the compiler how to read it, since a flag in it would not be a constant. A row in steps is
-    alone in its program, so its columns are scalars."""
-    if SHIFT:
+def operand(rows, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE: tl.constexpr):
+    """The scores X and a mask M of these rows."""
+    xo, mo = first_of(rows, x0, x1, x2, xc, TILE), first_of(rows, m0, m1, m2, mc, TILE)
+    if TILE.SHIFT:
         PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
         lead = (xo % PACK).to(tl.int32)
-        if not WHOLE:
+        if not TILE.WHOLE:
             lead = as_scalar(lead)
-        if SHIFT == 2:
-            return (X, aligned(X, xo, SHIFT), xc, M, mo - lead * mc, mc, n + lead, valid, lead, lead)
-        else:
-            return (X, aligned(X, xo, SHIFT), xc, M, mo - lead * mc, mc, n + lead, valid, lead)
+        return Operand(X, aligned(X, xo, TILE.SHIFT), xc, M, mo - lead * mc, mc, rows.n + lead, rows.valid, lead)
     else:
-        return (X, xo, xc, M, mo, mc, n, valid)
+        return Operand(X, xo, xc, M, mo, mc, rows.n, rows.valid, 0)
 
 
 @triton.jit
-def lead_of(at):
-    """The column of the first class."""
-    if len(at) > 8:
-        return at[8]
-    else:
-        return 0
+def alone(rows, X, x0, x1, x2, xc, TILE: tl.constexpr):
+    return operand(rows, X, x0, x1, x2, xc, X, 0, 0, 0, xc, TILE)
 
 
 @triton.jit
-def there(at, cols):
+def output(rows, OUT, o0, o1, o2, oc, TILE: tl.constexpr):
+    return Output(OUT, aligned(OUT, first_of(rows, o0, o1, o2, oc, TILE), TILE.SHIFT), oc)
+
+
+@triton.jit
+def per_lane(value, TILE: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+    """A number for each lane, [R, 1, L]."""
+    R: tl.constexpr = TILE.R
+    L: tl.constexpr = TILE.L
+    return tl.full([R, 1, L], value, DTYPE)
+
+
+@triton.jit
+def per_class(value, TILE: tl.constexpr):
+    """A tile of equal numbers, [R, K, L]."""
+    R: tl.constexpr = TILE.R
+    K: tl.constexpr = TILE.K
+    L: tl.constexpr = TILE.L
+    return tl.full([R, K, L], value, tl.float32)
+
+
+@triton.jit
+def there(at, cols, SHIFT: tl.constexpr):
     """Which columns are classes."""
-    if len(at) > 8:
-        return (cols >= at[8]) & (cols < at[6]) & at[7]
+    if SHIFT:
+        return (cols >= at.lead) & (cols < at.n) & at.valid
     else:
-        return (cols < at[6]) & at[7]
+        return (cols < at.n) & at.valid
 
 
 @triton.jit
@@ -186,7 +260,6 @@ def joined(low, high):
 
 @triton.jit
 def halves(v):
-    """The inverse of `joined`."""
     R: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1] // 2
     L: tl.constexpr = v.shape[2]
@@ -203,187 +276,165 @@ def both(live, K: tl.constexpr):
 
 
 @triton.jit
-def fetch_one(
-    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
-    OTHER: tl.constexpr, ALONE: tl.constexpr,
-):  # fmt: skip
+def fetch_one(at, begin, live, TILE: tl.constexpr, K: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
+              ALONE: tl.constexpr):  # fmt: skip
     """`fetch` by one load. It calls few functions, since a function in a loop is inlined only if calls are not nested deeply.
-
     Unaligned rows are read in whole packs of 16 bytes. These contain numbers of neighbouring rows, which ALONE replaces by OTHER.
     The last row is read number by number if the memory may end within a pack."""
-    X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
     EVICT: tl.constexpr = "evict_last" if AGAIN else ""
-    cols = lanes(begin, K, L)
-    of = X + xo + step(cols, xc, INT64)
-    if len(at) > 8:
-        lead = at[8]
-        PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
+    n, valid, lead = at.n, at.valid, at.lead
+    cols = lanes(begin, K, TILE.L)
+    of = at.X + at.xo + step(cols, at.xc, TILE.INT64)
+    if TILE.SHIFT:
+        PACK: tl.constexpr = 128 // at.X.dtype.element_ty.primitive_bitwidth
         packs = live & (cols < (n + (PACK - 1)) // PACK * PACK) & valid
-        if len(at) > 9:
+        if TILE.SHIFT == 2:
             if tl.program_id(0) == tl.num_programs(0) - 1:
                 x = tl.load(of, mask=live & (cols >= lead) & (cols < n) & valid, other=OTHER, eviction_policy=EVICT)
             else:
                 x = tl.load(of, mask=packs, other=OTHER, eviction_policy=EVICT)
         else:
             x = tl.load(of, mask=packs, other=OTHER, eviction_policy=EVICT)
-        if ALONE and len(lead.shape) > 0:  # rows that are read whole
+        if ALONE and TILE.WHOLE:
             x = tl.where((cols >= lead) & (cols < n), x, OTHER)
         elif ALONE:  # noqa: SIM102  (this is known to the compiler, the next is not)
-            if (begin < lead) | (begin + K * L > n):  # the first step of a row, or the last one
+            if (begin < lead) | (begin + K * TILE.L > n):  # the first step of a row, or the last one
                 x = tl.where((cols >= lead) & (cols < n), x, OTHER)
         x = x.to(tl.float32)
     else:
         x = tl.load(of, mask=live & (cols < n) & valid, other=OTHER, eviction_policy=EVICT).to(tl.float32)
-    if MASKED:
+    if TILE.MASKED:
         inside = live & (cols < n) & valid
-        if len(at) > 8:
-            inside = inside & (cols >= at[8])
-        keep = tl.load(M + mo + step(cols, mc, INT64), mask=inside, other=0)
+        if TILE.SHIFT:
+            inside = inside & (cols >= lead)
+        keep = tl.load(at.M + at.mo + step(cols, at.mc, TILE.INT64), mask=inside, other=0)
         x = tl.where(keep != 0, x, OTHER)
     return x
 
 
 @triton.jit
-def fetch_two(
-    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
-    ALONE: tl.constexpr,
-):  # fmt: skip
+def fetch_two(at, begin, live, TILE: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr, ALONE: tl.constexpr):
     low, high = both(live, 2)
-    low = fetch_one(at, begin, low, MASKED, INT64, 1, L, AGAIN, OTHER, ALONE)
-    return joined(low, fetch_one(at, begin + L, high, MASKED, INT64, 1, L, AGAIN, OTHER, ALONE))
+    low = fetch_one(at, begin, low, TILE, 1, AGAIN, OTHER, ALONE)
+    return joined(low, fetch_one(at, begin + TILE.L, high, TILE, 1, AGAIN, OTHER, ALONE))
 
 
 @triton.jit
-def fetch_four(
-    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
-    ALONE: tl.constexpr,
-):  # fmt: skip
+def fetch_four(at, begin, live, TILE: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr, ALONE: tl.constexpr):
     low, high = both(live, 4)
-    low = fetch_two(at, begin, low, MASKED, INT64, L, AGAIN, OTHER, ALONE)
-    return joined(low, fetch_two(at, begin + 2 * L, high, MASKED, INT64, L, AGAIN, OTHER, ALONE))
+    low = fetch_two(at, begin, low, TILE, AGAIN, OTHER, ALONE)
+    return joined(low, fetch_two(at, begin + 2 * TILE.L, high, TILE, AGAIN, OTHER, ALONE))
 
 
 @triton.jit
-def fetch(
-    at, begin, live, MASKED: tl.constexpr, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
-    OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True,
-):  # fmt: skip
+def fetch(at, begin, live, TILE: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True):  # fmt: skip
     """Scores of the live lanes in fp32, OTHER elsewhere; AGAIN: the cache should keep them.
-
     With several rows each of the K is a separate load. The threads of a warp then lie along L and along rows, and all numbers of a thread
     are of one row. In one load of [R, K, L], Triton 3.7 and later would spread threads along K before R."""
-    several: tl.constexpr = at[7].shape[0] > 1
-    if several and K == 2:
-        return fetch_two(at, begin, live & at[7], MASKED, INT64, L, AGAIN, OTHER, ALONE)
-    elif several and K == 4:
-        return fetch_four(at, begin, live & at[7], MASKED, INT64, L, AGAIN, OTHER, ALONE)
-    elif several and K == 8:
-        low, high = both(live & at[7], 8)
-        low = fetch_four(at, begin, low, MASKED, INT64, L, AGAIN, OTHER, ALONE)
-        return joined(low, fetch_four(at, begin + 4 * L, high, MASKED, INT64, L, AGAIN, OTHER, ALONE))
+    several: tl.constexpr = at.valid.shape[0] > 1
+    if several and TILE.K == 2:
+        return fetch_two(at, begin, live & at.valid, TILE, AGAIN, OTHER, ALONE)
+    elif several and TILE.K == 4:
+        return fetch_four(at, begin, live & at.valid, TILE, AGAIN, OTHER, ALONE)
+    elif several and TILE.K == 8:
+        low, high = both(live & at.valid, 8)
+        low = fetch_four(at, begin, low, TILE, AGAIN, OTHER, ALONE)
+        return joined(low, fetch_four(at, begin + 4 * TILE.L, high, TILE, AGAIN, OTHER, ALONE))
     else:
-        return fetch_one(at, begin, live, MASKED, INT64, K, L, AGAIN, OTHER, ALONE)
+        return fetch_one(at, begin, live, TILE, TILE.K, AGAIN, OTHER, ALONE)
 
 
 @triton.jit
-def put_one(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    n, valid = at[6], at[7]
-    cols = lanes(begin, K, L)
-    to = OUT + oo + step(cols, oc, INT64)
-    v = v.to(OUT.dtype.element_ty)
-    if len(at) > 8:
-        lead = at[8]
-        PACK: tl.constexpr = 128 // OUT.dtype.element_ty.primitive_bitwidth
+def put_one(to, begin, v, at, TILE: tl.constexpr, K: tl.constexpr):
+    n, valid, lead = at.n, at.valid, at.lead
+    cols = lanes(begin, K, TILE.L)
+    place_ = to.X + to.xo + step(cols, to.xc, TILE.INT64)
+    v = v.to(to.X.dtype.element_ty)
+    if TILE.SHIFT:
+        PACK: tl.constexpr = 128 // to.X.dtype.element_ty.primitive_bitwidth
         first = (lead + (PACK - 1)) // PACK * PACK
         last = n // PACK * PACK
-        tl.store(to, v, mask=(cols >= first) & (cols < last) & valid)
-        if len(lead.shape) > 0:
-            tl.store(to, v, mask=(cols >= lead) & (cols < n) & valid & ((cols < first) | (cols >= last)))
+        tl.store(place_, v, mask=(cols >= first) & (cols < last) & valid)
+        ends = (cols >= lead) & (cols < n) & valid & ((cols < first) | (cols >= last))
+        if TILE.WHOLE:
+            tl.store(place_, v, mask=ends)
         else:
-            if (begin < lead) | (begin + K * L > last):
-                tl.store(to, v, mask=(cols >= lead) & (cols < n) & valid & ((cols < first) | (cols >= last)))
+            if (begin < lead) | (begin + K * TILE.L > last):
+                tl.store(place_, v, mask=ends)
     else:
-        tl.store(to, v, mask=(cols < n) & valid)
+        tl.store(place_, v, mask=(cols < n) & valid)
 
 
 @triton.jit
-def put_two(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, L: tl.constexpr):
+def put_two(to, begin, v, at, TILE: tl.constexpr):
     low, high = halves(v)
-    put_one(OUT, oo, oc, begin, low, at, INT64, 1, L)
-    put_one(OUT, oo, oc, begin + L, high, at, INT64, 1, L)
+    put_one(to, begin, low, at, TILE, 1)
+    put_one(to, begin + TILE.L, high, at, TILE, 1)
 
 
 @triton.jit
-def put_four(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, L: tl.constexpr):
+def put_four(to, begin, v, at, TILE: tl.constexpr):
     low, high = halves(v)
-    put_two(OUT, oo, oc, begin, low, at, INT64, L)
-    put_two(OUT, oo, oc, begin + 2 * L, high, at, INT64, L)
+    put_two(to, begin, low, at, TILE)
+    put_two(to, begin + 2 * TILE.L, high, at, TILE)
 
 
 @triton.jit
-def put(OUT, oo, oc, begin, v, at, INT64: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def put(to, begin, v, at, TILE: tl.constexpr):
     """Writes a tile, of several rows as `fetch` reads it. For unaligned rows it writes the packs of 16 bytes within the row, then the
     numbers at both ends."""
-    several: tl.constexpr = at[7].shape[0] > 1
-    if several and K == 2:
-        put_two(OUT, oo, oc, begin, v, at, INT64, L)
-    elif several and K == 4:
-        put_four(OUT, oo, oc, begin, v, at, INT64, L)
-    elif several and K == 8:
+    several: tl.constexpr = at.valid.shape[0] > 1
+    if several and TILE.K == 2:
+        put_two(to, begin, v, at, TILE)
+    elif several and TILE.K == 4:
+        put_four(to, begin, v, at, TILE)
+    elif several and TILE.K == 8:
         low, high = halves(v)
-        put_four(OUT, oo, oc, begin, low, at, INT64, L)
-        put_four(OUT, oo, oc, begin + 4 * L, high, at, INT64, L)
+        put_four(to, begin, low, at, TILE)
+        put_four(to, begin + 4 * TILE.L, high, at, TILE)
     else:
-        put_one(OUT, oo, oc, begin, v, at, INT64, K, L)
+        put_one(to, begin, v, at, TILE, TILE.K)
 
 
 @triton.jit
-def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-           WHOLE: tl.constexpr):  # fmt: skip
-    """(tile, maximum of each lane, maximum, poisoned), by one read of the row. The maximum of a poisoned row is NaN or +inf.
+def fill(to, begin, FILL: tl.constexpr, at, TILE: tl.constexpr):
+    if FILL is not None:
+        put(to, begin, per_class(FILL, TILE), at, TILE)
 
-    FILL: a number to write to a longer row's output, ot = (OUT, offset, stride), since most classes keep it; None: write nothing.
-    """
-    if WHOLE:
-        x = fetch(at, 0, True, MASKED, INT64, K, L, False)
+
+@triton.jit
+def survey(at, to, FILL: tl.constexpr, TILE: tl.constexpr):
+    """(tile, maximum of each lane, maximum, poisoned), by one read of the row. The maximum of a poisoned row is NaN or +inf.
+    FILL: a number to write to a longer row's output, since most classes keep it; None: write nothing."""
+    if TILE.WHOLE:
+        x = fetch(at, 0, True, TILE, False)
         tops = highest(x, 1)
     else:
-        tops = tl.full([R, 1, L], float("-inf"), tl.float32)
-        for begin in range(0, at[6], K * L):
-            tops = higher(tops, highest(fetch(at, begin, True, MASKED, INT64, K, L, True), 1))
-            fill(at, ot, begin, FILL, INT64, R, K, L)
+        tops = per_lane(float("-inf"), TILE)
+        for begin in range(0, at.n, TILE.K * TILE.L):
+            tops = higher(tops, highest(fetch(at, begin, True, TILE, True), 1))
+            fill(to, begin, FILL, at, TILE)
         x = tops
     top = highest(tops, 2)
     return x, tops, top, poisoned(top)
 
 
 @triton.jit
-def fill(at, ot, begin, FILL: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    if FILL is not None:
-        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at, INT64, K, L)
-
-
-@triton.jit
-def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
-                 FILL: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
-                 PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """Writes TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN if a score of the lane is NaN. WIDE: how many numbers are
-    read side by side, a multiple of L. FILL: as in `survey`."""
-    n = n * UNIT
-    row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
-    valid = row < rows
-    xo, mo = place(row, d1, d2, x0, x1, x2, UNIT), place(row, d1, d2, m0, m1, m2, UNIT)
-    at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, False)
-    ot = (OUT, aligned(OUT, place(row, d1, d2, o0, o1, o2, UNIT), SHIFT), oc)
+def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, FILL: tl.constexpr,
+                 PARTS: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Writes TOPS [rows, PARTS, LANES]: the maximum of each lane of each part, NaN if a score of the lane is NaN. The numbers that TILE
+    reads side by side are a multiple of LANES. FILL: as in `survey`."""
+    mine = rows_of(X, X, rows, n, d1, d2, TILE)
+    at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
     first = tl.program_id(1) * span
-    tops = tl.full([1, 1, WIDE], float("-inf"), tl.float32)
-    HIGH: tl.constexpr = K * L // WIDE
-    for begin in range(first, tl.minimum(first + span, at[6]), K * L):
-        tops = higher(tops, highest(fetch(at, begin, True, MASKED, INT64, HIGH, WIDE, True), 1))
-        fill(at, ot, begin, FILL, INT64, 1, HIGH, WIDE)
-    lane = tl.arange(0, L)[None, None, :]
-    folded = highest(tl.reshape(tops, [1, WIDE // L, L]), 1)
-    tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, folded)
+    tops = per_lane(float("-inf"), TILE)
+    for begin in range(first, tl.minimum(first + span, at.n), TILE.K * TILE.L):
+        tops = higher(tops, highest(fetch(at, begin, True, TILE, True), 1))
+        fill(to, begin, FILL, at, TILE)
+    AGO: tl.constexpr = TILE.L // LANES
+    folded = highest(tl.reshape(tops, [1, AGO, LANES]), 1)
+    lane = tl.arange(0, LANES)[None, None, :]
+    tl.store(TOPS + (mine.row.to(tl.int64) * PARTS + tl.program_id(1)) * LANES + lane, folded)
 
 
 @triton.jit
@@ -398,10 +449,8 @@ def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def as_scalar(v):
-    """The number of a single row as a scalar, to be used beside a gathered tile.
-
-    Two tensors of one operation have one layout. A tensor in the layout of the row's own tile would force that layout on the gathered
-    tile, back to its loads: each thread would then load and compute many copies of it. A scalar has no layout."""
+    """The number of a single row as a scalar, to be used beside a gathered tile: a tensor would force the layout of the row's own tile on
+    the gathered one, back to its loads, and each thread would load and compute many copies of it. A scalar has no layout."""
     return tl.sum(v)
 
 
@@ -412,51 +461,40 @@ def as_tile(v):
 
 
 @triton.jit
-def read_lanes(
-    at,
-    mine,
-    count,
-    span,
-    FEW: tl.constexpr,
-    DEPTH: tl.constexpr,
-    MASKED: tl.constexpr,
-    INT64: tl.constexpr,
-    L: tl.constexpr,
-):
-    """(tile, classes, which of them exist): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is
+def read_lanes(at, mine, count, span, FEW: tl.constexpr, TILE: tl.constexpr):
+    """(tile, classes, which of them exist): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i LANES is
     lane l of the i-th part of the row, and a part has `span` classes."""
-    X, xo, xc, M, mo, mc = at[0], at[1], at[2], at[3], at[4], at[5]
-    slots = tl.arange(0, FEW)[None, None, :]
+    slots = tl.arange(0, FEW.FEW)[None, None, :]
     lane = tl.load(mine + slots, mask=slots < count, other=0)
-    within = tl.arange(0, DEPTH)[None, :, None] * L + lane % L
-    cols = (lane // L) * span + within
+    within = tl.arange(0, FEW.DEPTH)[None, :, None] * FEW.LANES + lane % FEW.LANES
+    cols = (lane // FEW.LANES) * span + within
     # a hook may have changed a list that was saved
-    ok = (slots < count) & (within < span) & (cols >= 0) & there(at, cols)
-    x = tl.load(X + xo + step(cols, xc, INT64), mask=ok, other=float("-inf")).to(tl.float32)
-    if MASKED:
-        keep = tl.load(M + mo + step(cols, mc, INT64), mask=ok, other=0)
+    ok = (slots < count) & (within < span) & (cols >= 0) & there(at, cols, TILE.SHIFT)
+    x = tl.load(at.X + at.xo + step(cols, at.xc, TILE.INT64), mask=ok, other=float("-inf")).to(tl.float32)
+    if TILE.MASKED:
+        keep = tl.load(at.M + at.mo + step(cols, at.mc, TILE.INT64), mask=ok, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
     return x, cols, ok
 
 
 @triton.jit
-def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, INT64: tl.constexpr, L: tl.constexpr,
-           LIVE: tl.constexpr):  # fmt: skip
-    """(tile, classes, number of live lanes): the scores of up to FEW of LIVE lanes as a tile, for a row in steps or in parts.
-
-    The lanes are listed in LIST, where each program has its own memory. If more than FEW are live, the tile must not be used.
-    """
-    mine = LIST + tl.program_id(0).to(tl.int64) * FEW
+def gather(at, live, LIST, COUNT, bad, span, FEW: tl.constexpr, TILE: tl.constexpr):
+    """(tile, classes, whether it has all live lanes): the scores of up to FEW of the lanes as a tile, for a row in steps or in parts. LIST,
+    where each program has its own memory, takes the lanes, COUNT their number. A poisoned row has NaN in all lanes, and more than FEW."""
+    mine = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
     slot = tl.cumsum(live.to(tl.int32), 2) - 1
-    tl.store(mine + slot, tl.arange(0, LIVE)[None, None, :], mask=live & (slot < FEW))
+    tl.store(mine + slot, tl.arange(0, live.shape[2])[None, None, :], mask=live & (slot < FEW.FEW))
     tl.debug_barrier()
     count = tl.sum(live.to(tl.int32))
-    x, cols, _ = read_lanes(at, mine, count, span, FEW, DEPTH, MASKED, INT64, L)
-    return x, cols, count
+    x, cols, _ = read_lanes(at, mine, count, span, FEW, TILE)
+    count += any_of(bad) * (FEW.FEW + 1)
+    if FEW.KEEP or FEW.PARTS > 0:
+        tl.store(COUNT + tl.program_id(0), count)
+    return x, cols, count <= FEW.FEW
 
 
 @triton.jit
-def scatter(OUT, oo, oc, cols, v, keep, at, INT64: tl.constexpr):
+def scatter(to, cols, v, keep, at, TILE: tl.constexpr):
     """Writes the entries of a gathered tile where `keep` is True, after all threads have written the rest of the row."""
     tl.debug_barrier()
-    tl.store(OUT + oo + step(cols, oc, INT64), v.to(OUT.dtype.element_ty), mask=keep & (cols < at[6]) & at[7])
+    tl.store(to.X + to.xo + step(cols, to.xc, TILE.INT64), v.to(to.X.dtype.element_ty), mask=keep & (cols < at.n) & at.valid)  # fmt: skip
