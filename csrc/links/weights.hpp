@@ -62,13 +62,9 @@ struct Weigh {
 };
 
 // The mean of g by the weights, from their sums of w and w g; where a weight is p itself, their sum is 1.
-template <class F>
-inline double mean_of(double rate, double dot) {
-    return F::own ? dot : rate > 0.0 ? dot / rate : rate;
-}
-template <class F>
-ANYMAX_INLINE vf mean_of(vf rate, vf dot) {
-    return F::own ? dot : rate > vf{} ? dot / rate : rate;
+template <class F, class V>
+ANYMAX_INLINE V mean_of(V rate, V dot) {
+    return F::own ? dot : rate > V{} ? dot / rate : rate;
 }
 
 struct Sensitivity {
