@@ -33,10 +33,7 @@ struct Weigh {
         if (F == ROOT)
             for (int j = 0; j < K; j++) w[j] = root2(p[j]);
         if (F == ROOTS)
-            for (int j = 0; j < K; j++) {
-                const V half = quick_root2(p[j]);
-                w[j] = half * quick_root2(half);
-            }
+            for (int j = 0; j < K; j++) w[j] = three_quarters(p[j]);
         if (F == THIRDS || F == ROUGH) {
             for (int j = 0; j < K; j++) w[j] = larger(p[j], all<V>(C(1.2e-38)));
             if (F == THIRDS && sizeof(C) == 4)

@@ -7,34 +7,12 @@
 
 namespace ANYMAX_UNIT {
 
-// What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just
-// written one by one has to wait for them, and with them for the zeros of the row before.
-template <class N>
-ANYMAX_INLINE vec<N> gathered(const void *row, int64_t step, int32_t dtype, const int32_t *index, int64_t count) {
-    constexpr int64_t W = width<N>;
-#if defined(__AVX512F__)
-    if (dtype == ANYMAX_F32 && step == 1) {
-        const __mmask16 m = (__mmask16)(count >= W ? (1 << W) - 1 : (1 << count) - 1);
-        const __m512i at = _mm512_maskz_loadu_epi32(m, index);
-        const vf v = (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), m, at, row, 4);
-        if constexpr (sizeof(N) == 4)
-            return v;
-        else
-            return low(v);
-    }
-#endif
-    vec<N> v{};
-    for (int64_t j = 0; j < W; j++)
-        if (j < count) with_numbers<N>(row, dtype, [&](auto number) ANYMAX_EACH { v[j] = number(index[j] * step); });
-    return v;
-}
-
 // J^T g from all of p.
 template <class C, class F>
 inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch,
                       const Team &team) {
     C *const weights = F::expensive ? scratch.take<C>(EXTRA, n + width<C>) : nullptr;
-    if (!scratch.failed) vjp<false>(WholeRow<C>{{p, g, weights, n}, out, scratch, team}, weigh, 0.0);
+    if (!scratch.failed) vjp<false>(WholeRow<C>{{p, g, nullptr, weights, n}, out, scratch, team}, weigh, 0.0);
 }
 
 // J^T g from the non-zeros of p, in doubles. Where weights grow without bound as p falls, the smallest p has nearly all of
@@ -50,11 +28,8 @@ inline void vjp_found(const Sensitivity &s, const Saved<C> &found, const void *g
     int64_t least = 0;
     for (int64_t i = 0; s.steep && i < count; i++) least = value[i] < value[least] ? i : least;
     const vd from = s.steep && count ? splat(gathered<double>(g, g_step, dtype, index + least, 1)[0]) : vd{};
-    for (int64_t i = 0; i < count; i += W) {
-        store(p + i, load_wide_or(value, i, count, 0.0));
-        store(h + i, gathered<double>(g, g_step, dtype, index + i, count - i) - from);
-    }
-    const SupportRow<double> row{{p, h, weights, count}, h};
+    for (int64_t i = 0; i < count; i += W) store(p + i, load_wide_or(value, i, count, 0.0));
+    const SupportRow<double> row{{p, h, h, weights, count}, g, g_step, dtype, index, from};
     s.with([&](auto weigh) { s.link == NORM ? vjp<true>(row, weigh, s.alpha) : vjp<false>(row, weigh, s.alpha); });
     spread(out, index, (const double *)h, count, team);
 }
@@ -81,10 +56,9 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     const anymax_support &s = call.support;
     const int64_t n = call.n;
     const bool clear = call.fresh == 2, over = call.out.data == call.g.data;  // in place: a row's zeros come once its g is read
-    float *const weights = scratch.take<float>(BATCH_IN, s.capacity + W), *const h = scratch.take<float>(
-                                                                              BATCH_OUT,
-                                                                              s.capacity +
-                                                                                  W);  // pieces that `by_rows` has no use for
+    // pieces that `by_rows` has no use for
+    float *const weights = scratch.take<float>(BATCH_IN, s.capacity + W);
+    float *const h = scratch.take<float>(BATCH_OUT, s.capacity + W);
     if (scratch.failed) return;
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
@@ -100,8 +74,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             continue;
         }
         if (!bypass && !clear && !over && r >= cleared) cleared = clear_rows(call, r, end, team);
-        for (int64_t i = 0; i < count; i += W) store(h + i, gathered<float>(g, 1, ANYMAX_F32, index + i, count - i));
-        vjp<false>(SupportRow<float>{{value, h, weights, count}, h}, weigh, 0.0);
+        vjp<false>(SupportRow<float>{{value, h, h, weights, count}, g, 1, ANYMAX_F32, index, vf{}}, weigh, 0.0);
         if (bypass && !clear) {
             spread_bypass(out, n, index, (const float *)h, count, team);
             continue;
@@ -118,10 +91,10 @@ struct Lines {
 
     ANYMAX_INLINE float *place(int64_t i) const { return made + left + i; }
     ANYMAX_INLINE void send(int64_t count, bool last) {
-        const int64_t all = left + count, over = ((uintptr_t)(to + all) & (Room::LINE - 1)) / sizeof(float),
-                      stop = last         ? all
-                             : over < all ? all - over
-                                          : 0;
+        const int64_t all = left + count, whole = all - (int64_t)((uintptr_t)(to + all) & (Room::LINE - 1)) / 4,
+                      stop = last        ? all
+                             : whole > 0 ? whole
+                                         : 0;
         write(to, 0, stop, true, [this](int64_t i) ANYMAX_EACH { return load(made + i); });
         memmove(made, made + stop, Room::LINE);
         to += stop, left = all - stop;
@@ -148,8 +121,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
         const int64_t count = end - first < block ? end - first : block, next = ahead && end - first > block ? block * n : 0;
         const auto row = [&](int64_t r) ANYMAX_EACH {
             const int64_t own = first + r;
-            return RowInTurn{{at_row(call.p, own), at_row(call.g, own), weights + r * step, call.sizes ? call.sizes[own] : n},
-                             whole ? lines.place(r * n) : at_row(call.out, own),
+            return RowInTurn{{at_row(call.p, own), at_row(call.g, own), whole ? lines.place(r * n) : at_row(call.out, own),
+                              F::expensive ? weights + r * step : nullptr, call.sizes ? call.sizes[own] : n},
                              bypass,
                              bypass && !whole,
                              next};
@@ -169,7 +142,7 @@ inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, i
         const int64_t count = end - r < W ? end - r : W;
         lanes_beside<true>(call, call.p, r, count, n, p);
         lanes_beside<true>(call, call.g, r, count, n, g);
-        vjp<false>(RowsBeside{{p, g, weights, n * W}, p}, weigh, 0.0);
+        vjp<false>(RowsBeside{p, g, p, weights, n * W}, weigh, 0.0);
         lanes_beside<false>(call, call.out, r, count, n, p);
     }
 }

@@ -39,8 +39,8 @@ struct LaneSum {
     }
 };
 
-// -- views: p and g of one row, or of rows one a lane; room for weights that are too expensive to compute twice; and
-//    write(f), which puts the vectors f(i) of the product where they belong, f(i) reading what lies at place i alone
+// -- views: p and g of one row, or of rows one a lane; where the product goes, by write(f), whose f(i) gives the vector at place i
+//    and reads what lies there alone; and weights that are too expensive to compute twice. Here all of it is in whole vectors
 
 template <class C, class S, int K>
 struct View {
@@ -48,9 +48,21 @@ struct View {
     typedef S Sum;
     static constexpr int TOGETHER = K;  // vectors
     const C *p, *g;
-    C *weights;
+    C *to, *weights;
     int64_t n;
+
+    // g at place i for the first time, one of `together` vectors.
+    template <int together>
+    ANYMAX_INLINE vec<C> first_g(int64_t i) const {
+        return together > 1 ? load(g + i) : load_or(g, i, n, C(0));
+    }
+    ANYMAX_INLINE vec<C> g_again(int64_t i) const { return load_or(g, i, n, C(0)); }
+    template <class F>
+    ANYMAX_INLINE void write(F f) const {
+        for (int64_t i = 0; i < n; i += width<C>) store(to + i, f(i));
+    }
 };
+typedef View<float, LaneSum, 4> RowsBeside;  // one a lane: n is that of all their classes
 
 // All of a row.
 template <class C>
@@ -67,7 +79,6 @@ struct WholeRow : View<C, WideSum<C>, 4> {
 
 // One of several short rows in turn; behind it by `ahead`, if not 0, lie those that come next.
 struct RowInTurn : View<float, FloatSum, 4> {
-    float *to;
     bool aside, bypass;  // where the caches are written around it may lie apart from the others
     int64_t ahead;
 
@@ -81,19 +92,45 @@ struct RowInTurn : View<float, FloatSum, 4> {
     }
 };
 
-// What was brought together, a support or rows side by side; and so is the product.
-template <class C, class S, int K>
-struct Gathered : View<C, S, K> {
-    C *to;
-
-    template <class F>
-    ANYMAX_INLINE void write(F f) const {
-        for (int64_t i = 0; i < this->n; i += width<C>) store(to + i, f(i));
+// What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just
+// written one by one has to wait for them, and with them for the zeros of the row before.
+template <class N>
+ANYMAX_INLINE vec<N> gathered(const void *row, int64_t step, int32_t dtype, const int32_t *index, int64_t count) {
+    constexpr int64_t W = width<N>;
+#if defined(__AVX512F__)
+    if (dtype == ANYMAX_F32 && step == 1) {
+        const __mmask16 m = (__mmask16)(count >= W ? (1 << W) - 1 : (1 << count) - 1);
+        const __m512i at = _mm512_maskz_loadu_epi32(m, index);
+        const vf v = (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), m, at, row, 4);
+        if constexpr (sizeof(N) == 4)
+            return v;
+        else
+            return low(v);
     }
-};
+#endif
+    vec<N> v{};
+    for (int64_t j = 0; j < W; j++)
+        if (j < count) with_numbers<N>(row, dtype, [&](auto number) ANYMAX_EACH { v[j] = number(index[j] * step); });
+    return v;
+}
+
+// The classes of a support, whose g, less `from`, are gathered; the product takes their place.
 template <class C>
-using SupportRow = Gathered<C, WideSum<C>, 1>;
-typedef Gathered<float, LaneSum, 4> RowsBeside;
+struct SupportRow : View<C, WideSum<C>, 1> {
+    const void *all_g;
+    int64_t step;
+    int32_t dtype;
+    const int32_t *index;
+    vec<C> from;
+
+    template <int>
+    ANYMAX_INLINE vec<C> first_g(int64_t i) const {
+        const vec<C> v = gathered<C>(all_g, step, dtype, index + i, this->n - i) - from;
+        store(this->to + i, v);
+        return v;
+    }
+    ANYMAX_INLINE vec<C> g_again(int64_t i) const { return load(this->to + i); }
+};
 
 // -- the product
 
@@ -113,7 +150,7 @@ ANYMAX_INLINE WeightSums<typename View::Sum> sums_of(const View &view, const F &
         weigh.template operator()<count>(p, w);
         for (int j = 0; j < count; j++) {
             const int64_t i = first + j * W;
-            const vec<C> g = count > 1 ? load(view.g + i) : load_or(view.g, i, view.n, C(0));
+            const vec<C> g = view.template first_g<count>(i);
             const auto unless_0 = [&](vec<C> v) ANYMAX_EACH { return w[j] == vec<C>{} ? vec<C>{} : v; };
             if (F::expensive) store(view.weights + i, w[j]);
             if (NORM) s.power.add(i, unless_0(p[j] * p[j] / w[j])), s.pg.add(i, unless_0(p[j] * g));
@@ -172,7 +209,7 @@ ANYMAX_INLINE void write_product(const View &view, const F &weigh, const Means<S
     const vec<C> mean = in_lanes(m.mean), norm = in_lanes(m.norm), total = in_lanes(m.total);
     view.write([=](int64_t i) ANYMAX_EACH {
         const vec<C> w = F::expensive ? load(view.weights + i) : weigh(load_or(view.p, i, view.n, C(0))),
-                     v = w * (load_or(view.g, i, view.n, C(0)) - mean);
+                     v = w * (view.g_again(i) - mean);
         return w == vec<C>{} ? vec<C>{} : NORM ? rounded(v * norm) - load_or(view.p, i, view.n, C(0)) * total : v;
     });
 }
