@@ -47,6 +47,8 @@ struct View {
     typedef C Number;
     typedef S Sum;
     static constexpr int TOGETHER = K;  // vectors
+    template <class F>
+    static constexpr bool KEEPS = K == 1 || F::expensive;
     const C *p, *g;
     C *to, *weights;
     int64_t n;
@@ -152,7 +154,7 @@ ANYMAX_INLINE WeightSums<typename View::Sum> sums_of(const View &view, const F &
             const int64_t i = first + j * W;
             const vec<C> g = view.template first_g<count>(i);
             const auto unless_0 = [&](vec<C> v) ANYMAX_EACH { return w[j] == vec<C>{} ? vec<C>{} : v; };
-            if (F::expensive) store(view.weights + i, w[j]);
+            if (View::template KEEPS<F>) store(view.weights + i, w[j]);
             if (NORM) s.power.add(i, unless_0(p[j] * p[j] / w[j])), s.pg.add(i, unless_0(p[j] * g));
             if (NORM || !F::own) s.w.add(i, w[j]);
             s.wg.add(i, unless_0(w[j] * g));
@@ -208,7 +210,7 @@ ANYMAX_INLINE void write_product(const View &view, const F &weigh, const Means<S
     };
     const vec<C> mean = in_lanes(m.mean), norm = in_lanes(m.norm), total = in_lanes(m.total);
     view.write([=](int64_t i) ANYMAX_EACH {
-        const vec<C> w = F::expensive ? load(view.weights + i) : weigh(load_or(view.p, i, view.n, C(0))),
+        const vec<C> w = View::template KEEPS<F> ? load(view.weights + i) : weigh(load_or(view.p, i, view.n, C(0))),
                      v = w * (view.g_again(i) - mean);
         return w == vec<C>{} ? vec<C>{} : NORM ? rounded(v * norm) - load_or(view.p, i, view.n, C(0)) * total : v;
     });
