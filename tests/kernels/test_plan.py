@@ -74,6 +74,7 @@ TABLE = (
     ((VJP, "entmax", 1.5, 321), "row: all classes", "row: all classes"),
     ((VJP, "entmax", 1.25, 1023), "batch: all classes", "batch: all classes"),
     ((VJP, "entmax", 1.25, 1024), "row: all classes", "row: all classes"),
+    ((VJP, "entmax", 1.25, 1000, "bfloat16"), "row: all classes", "row: all classes"),
     ((VJP, "entmax", 1.5, 200, "float64"), "row: all classes", "row: all classes"),
     ((VJP, "entmax", 1.5, 200, "float32", True), "batch: saved support", "batch: saved support"),
     ((VJP, "entmax", 1.5, 9000, "float32", True), "batch: saved support", "batch: saved support"),
