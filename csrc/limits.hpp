@@ -39,7 +39,11 @@ constexpr int64_t STEEP_CELLS_FROM =
 constexpr int64_t WORTH_SEEKING = 17;  // the zeros of p in one row,
 constexpr int64_t WORTH_SEEKING_WIDE = 1024;                       // of entmax below 3/2, which leaves more,
 constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
-constexpr int64_t BACKWARD_BLOCK = 128;  // beyond, p, g and results of 16 rows leave the first cache, and there are 8 in turn
+constexpr int64_t BACKWARD_TOGETHER = 2560;  // classes of rows in turn: their p, g and results stay in the first cache
+constexpr int64_t BACKWARD_FAR_FROM =
+    1 << 20;  // classes of a call whose p and g come from memory: fewer rows are in turn, so that
+constexpr int64_t BACKWARD_TOGETHER_FAR = 640;  // reading and writing alternate soon,
+constexpr int64_t BACKWARD_AHEAD_FROM = 96;     // and wide vectors ask ahead for longer rows; shorter ones come by themselves
 constexpr int64_t SLOPES_TOGETHER =
     1024;  // non-zeros of a row whose slope is found with others': all that is made of 8 of them stays in the second cache
 constexpr int64_t CLEARED_TOGETHER = 16384;    // bytes of rows that are set to 0 in one go

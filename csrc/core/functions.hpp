@@ -147,16 +147,18 @@ ANYMAX_INLINE vd root2(vd x) {
 
 ANYMAX_INLINE double root2(double x) { return ::sqrt(x); }
 
-// The root within 2 ulp, of x > 0 (0 and infinity give NaN).
-ANYMAX_INLINE vf quick_root2(vf x) {
-#if defined(__AVX512F__)
-    const vf y = (vf)_mm512_rsqrt14_ps((__m512)x), r = x * y;
-    return r + (0.5f * r) * (1.0f - r * y);
-#else
-    return root2(x);
-#endif
+// x^(3/4) within 2 ulp, of x > 0 (0 and infinity may give NaN).
+template <class V>
+ANYMAX_INLINE V three_quarters(V x) {
+    const V half = root2(x);
+    return half * root2(half);
 }
-ANYMAX_INLINE vd quick_root2(vd x) { return root2(x); }
+#if defined(__AVX512F__)
+ANYMAX_INLINE vf three_quarters(vf x) {
+    const vf r = (vf)_mm512_rsqrt14_ps((__m512)x), y = (vf)_mm512_rsqrt14_ps((__m512)r), s = y * y;  // y^4 is nearly x
+    return s * y + (x - s * s) * (0.75f * (r * y));
+}
+#endif
 
 // x^(2/3) within 2 ulp, of normal x > 0: x over its cube root, which is guessed from the exponent and improved by a cubic and
 // by one step of Newton (the first three constants are those of Moroz, Samotyy, Walczyk and Cieslinski, "Fast calculation of

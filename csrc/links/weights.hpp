@@ -33,10 +33,7 @@ struct Weigh {
         if (F == ROOT)
             for (int j = 0; j < K; j++) w[j] = root2(p[j]);
         if (F == ROOTS)
-            for (int j = 0; j < K; j++) {
-                const V half = quick_root2(p[j]);
-                w[j] = half * quick_root2(half);
-            }
+            for (int j = 0; j < K; j++) w[j] = three_quarters(p[j]);
         if (F == THIRDS || F == ROUGH) {
             for (int j = 0; j < K; j++) w[j] = larger(p[j], all<V>(C(1.2e-38)));
             if (F == THIRDS && sizeof(C) == 4)
@@ -62,13 +59,9 @@ struct Weigh {
 };
 
 // The mean of g by the weights, from their sums of w and w g; where a weight is p itself, their sum is 1.
-template <class F>
-inline double mean_of(double rate, double dot) {
-    return F::own ? dot : rate > 0.0 ? dot / rate : rate;
-}
-template <class F>
-ANYMAX_INLINE vf mean_of(vf rate, vf dot) {
-    return F::own ? dot : rate > vf{} ? dot / rate : rate;
+template <class F, class V>
+ANYMAX_INLINE V mean_of(V rate, V dot) {
+    return F::own ? dot : rate > V{} ? dot / rate : rate;
 }
 
 struct Sensitivity {

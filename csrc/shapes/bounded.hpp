@@ -415,7 +415,7 @@ static void bounded_vjp_row(const anymax_call &call, int64_t row, const C *x, co
     if (scratch.failed) return;
     if (saved.count >= 0) {
         for (int64_t i = 0; i < saved.count; i++) free[i] = saved.value[i] >= u.of(saved.index[i]) ? C(0) : saved.value[i];
-        return vjp_found(bounded_weight<C>(call), saved.index, (const C *)free, saved.count, g, call.g.cls, call.dtype, out,
+        return vjp_found(bounded_weight<C>(call), Saved<C>{saved.index, free, saved.count}, g, call.g.cls, call.dtype, out,
                          scratch, team);
     }
     u.each ? bounded_vjp<C, true>(call, u, p, free, g, out, scratch, team)

@@ -18,33 +18,27 @@ struct Moves {
     template <class F>
     ANYMAX_INLINE void weigh(const F &rise) {
         constexpr int64_t W = width<N>;
-        vd of_rate{}, of_dot{};
-        for (int64_t i = 0; i < count; i += 4 * W) {
-            vec<N> a{}, b{};
+        WideSum<N> of_s, of_g;
+        for (int64_t i = 0; i < count; i += 4 * W, of_s.pause(), of_g.pause())
             for (int64_t j = i; j < i + 4 * W && j < count; j += W) {
-                vec<N> of_s, of_r;
-                rise(load(p + j), of_s, of_r);
-                store(s + j, of_s), store(r + j, of_r);
-                a += of_s, b += of_s * load(g + j);
+                vec<N> a, b;
+                rise(load(p + j), a, b);
+                store(s + j, a), store(r + j, b);
+                of_s.add(j, a), of_g.add(j, a * load(g + j));
             }
-            of_rate = widen_add(of_rate, a), of_dot = widen_add(of_dot, b);
-        }
-        rate = sum(of_rate), dot = sum(of_dot);
+        rate = of_s.total(), dot = of_g.total();
     }
     // sum r (g - mean). In floats the mean is rounded, as is each product that it was made of: `off` says by how much.
     ANYMAX_INLINE double total() const {
         constexpr int64_t W = width<N>;
         const vec<N> mean = splat((N)(rate > 0.0 ? dot / rate : rate));
-        vd moved{}, off{}, rise{};
-        for (int64_t i = 0; i < count; i += 4 * W) {
-            vec<N> a{}, b{}, c{};
+        WideSum<N> moved, off, rise;
+        for (int64_t i = 0; i < count; i += 4 * W, moved.pause(), off.pause(), rise.pause())
             for (int64_t j = i; j < i + 4 * W && j < count; j += W) {
-                const vec<N> h = load(g + j) - mean, w = load(s + j), d = load(r + j);
-                a += d * h, b += w * h, c += d;
+                const vec<N> h = load(g + j) - mean, d = load(r + j);
+                moved.add(j, d * h), off.add(j, load(s + j) * h), rise.add(j, d);
             }
-            moved = widen_add(moved, a), off = widen_add(off, b), rise = widen_add(rise, c);
-        }
-        return sum(moved) - (rate > 0.0 ? sum(off) / rate : rate) * sum(rise);
+        return moved.total() - (rate > 0.0 ? off.total() / rate : rate) * rise.total();
     }
 };
 
@@ -140,10 +134,7 @@ inline int64_t moved_classes(const anymax_call &call, int64_t row, int64_t n, C 
     }
     for (int64_t i = 0; i < saved.count; i += W) {
         store(p + i, load_or(saved.value, i, saved.count, C(0)));
-        for (int64_t j = i; j < i + W; j += width<double>) {
-            const int64_t left = saved.count - j;
-            store_narrow(g + j, left > 0 ? gathered(own_g, call.g.cls, call.dtype, saved.index + j, left) : vd{});
-        }
+        store(g + i, gathered<C>(own_g, call.g.cls, call.dtype, saved.index + i, saved.count - i));
     }
     return saved.count;
 }

@@ -15,7 +15,7 @@ static void staged_rows(const anymax_call &call, int64_t begin, int64_t end, Scr
                  *const result = scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
     anymax_call block = call;
-    block.dtype = ANYMAX_F32, block.starts = block.sizes = nullptr;
+    block.dtype = ANYMAX_F32, block.starts = block.sizes = nullptr, block.outer = W;
     block.p = anymax_view{p, n, 0, 1}, block.g = anymax_view{g, n, 0, 1}, block.out = anymax_view{result, n, 0, 1};
     for (int64_t r = begin; r < end; r += W) {
         const int64_t count = end - r < W ? end - r : W;
