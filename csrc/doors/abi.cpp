@@ -154,7 +154,10 @@ int check_map(const anymax_call *c) {
     if (c->map < 0 || c->map >= ANYMAX_MAPS) return ANYMAX_BAD_MAP;
     if (c->dtype < ANYMAX_F32 || c->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (c->outer < 0 || c->inner < 0 || c->n < 1 || c->n > ANYMAX_MOST_CLASSES) return ANYMAX_BAD_SHAPE;
-    if (c->outer && c->inner && c->outer > INT64_MAX / 16 / c->inner / c->n) return ANYMAX_BAD_SHAPE;
+    int64_t rows, classes;
+    if (__builtin_mul_overflow(c->outer, c->inner, &rows) || __builtin_mul_overflow(rows, c->n, &classes) ||
+        classes > INT64_MAX / 16)
+        return ANYMAX_BAD_SHAPE;
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
     const MapRow &map = MAPS[c->map];
     if (c->params ? !map.per_row : !in_range(map, c->param)) return ANYMAX_BAD_PARAM;

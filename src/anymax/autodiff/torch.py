@@ -20,6 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from .. import kernels
+from ..kernels import native
 from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
 from .._core.mapping import Mapping, loss_learns, scales_scores
 from ..kernels.engine import BELOW, REDUCTIONS, Engine, IndexLoss
@@ -31,7 +32,7 @@ from .saving import As, hooked, params_of, restored, with_params
 from .torch_adapter import operation
 from .torch_operations import spec_of, traced_forward
 from .torch_parameters import gradients, learns, needs_plain, traced
-from .torch_rows import CPU, GPU, KINDS, WIDE, Apply, number_of, on_gpu, once, quick, untraced, wrote
+from .torch_rows import CPU, GPU, KINDS, WIDE, number_of, on_gpu, once, quick, record, untraced, wrote
 
 Tensor = torch.Tensor
 
@@ -234,10 +235,11 @@ class TorchBridge(Bridge):
         with torch.no_grad():
             saving = engine.forward_learning if learning else engine.forward_saving
             p, support = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
-        return Apply.apply(x, (p, support, None), mapping, -1, *params_of(mapping))
+        return record(x, p, support, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
-        return quick
+        engine = native.load()
+        return quick if isinstance(engine, str) else engine.quick
 
     def compiling(self) -> Any:
         return torch.compiler.is_dynamo_compiling
