@@ -344,11 +344,13 @@ extern "C" int anymax_sinkhorn(const anymax_sinkhorn_call *call) {
     const int64_t one = at_most_so_much(call->n * call->m, 2 * call->iterations + 2),
                   work = call->g ? at_most_so_much(one, 3) : one;
     const bool large = call->count > 1 && at_most_so_much(call->count, work) >= ALONE_MOST;
+    if (call->count == 1)
+        return unit->transport(call, 0, 1, call->n * call->m >= SHARED_MATRIX ? parallel_of(call->pool) : nullptr);
     const int64_t grain =
         (grain_of(work) + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ROWS_AT_ONCE;  // as many as are computed together
     const bool few = call->count < 2 * ROWS_AT_ONCE;
     return share(large ? parallel_of(call->pool) : nullptr, call->count, few ? 1 : grain,
-                 [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end); });
+                 [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end, nullptr); });
 }
 
 // -- a link as a table ------------------------------------------------------------------------------

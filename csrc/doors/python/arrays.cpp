@@ -220,9 +220,7 @@ bool Array::look(Kind kind, PyObject *a, bool writable) {
     return found;
 }
 
-bool Array::read(Kind kind, PyObject *a, bool writable) {
-    return look(kind, a, writable) && plain(kind);
-}
+bool Array::read(Kind kind, PyObject *a, bool writable) { return look(kind, a, writable) && plain(kind); }
 
 bool Array::plain(Kind kind) const {
     if (kind == NUMPY || ask(bound.is_neg, object.get()).get() == Py_False) return true;

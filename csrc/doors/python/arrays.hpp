@@ -36,8 +36,8 @@ class Array {
     // The same, but that a tensor may have a lazy minus sign. No mode of torch sees it.
     bool look(Kind kind, PyObject *a, bool writable = false);
     bool plain(Kind kind) const;  // after `look`: it has none
-    // Memory for a result of a tensor's shape and dtype, in C order as it is: as torch.empty_like has it. What it is, or nothing
-    // where torch has no quick way.
+    // Memory for a result of a tensor's shape and dtype, in C order as it is: as torch.empty_like has it. What it is, or
+    // nothing where torch has no quick way.
     Ref empty_like(const Array &like);
     // The same of an array in C order of this dtype, with so many numbers; less than 0: with any number.
     bool read_dense(Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable = false);

@@ -117,11 +117,9 @@ ANYMAX_CALL(call_quick) {
     if (!arguments(count, 5)) return nullptr;
     PyObject *const x = args[1];
     if (args[4] == Py_None && kind_of(x) == TORCH) {
-        const bool recorded =
-            Ref(PyObject_GetAttr(x, learned)).get() != Py_False && ask(bound.recording).get() != Py_False;
+        const bool recorded = Ref(PyObject_GetAttr(x, learned)).get() != Py_False && ask(bound.recording).get() != Py_False;
         Ref memory, p;
-        if (!recorded || ask(bound.transforms).get() == Py_False)
-            p = Ref(forward(ANYMAX_FORWARD, args, 0, memory, recorded));
+        if (!recorded || ask(bound.transforms).get() == Py_False) p = Ref(forward(ANYMAX_FORWARD, args, 0, memory, recorded));
         if (p && p.get() != Py_None) {
             if (!recorded) return p.give();
             static PyObject *const last = PyLong_FromLong(-1);
@@ -163,8 +161,8 @@ ANYMAX_CALL(call_quick_backward) {
     PyObject *const call = args[0], *const saved = args[1];
     if (!PyTuple_Check(call) || PyTuple_Size(call) != 2 || !PyTuple_Check(saved) || PyTuple_Size(saved) != 1) return none();
     if (ask(bound.recording).get() != Py_False) return none();
-    PyObject *const given[] = {PyTuple_GetItem(call, 0), Py_None, PyTuple_GetItem(saved, 0), args[2], PyTuple_GetItem(call, 1),
-                               Py_None};
+    PyObject *const given[] = {PyTuple_GetItem(call, 0), Py_None, PyTuple_GetItem(saved, 0), args[2],
+                               PyTuple_GetItem(call, 1), Py_None};
     const Ref out(backward(ANYMAX_VJP, given));
     if (!out || out.get() == Py_None) return none();
     return PyTuple_Pack(2, out.get(), Py_None);

@@ -20,9 +20,9 @@ import torch
 import torch.utils.checkpoint
 
 from .. import kernels
-from ..kernels import native
 from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
 from .._core.mapping import Mapping, loss_learns, scales_scores
+from ..kernels import native
 from ..kernels.engine import BELOW, REDUCTIONS, Engine, IndexLoss
 from ..kernels.link import WITHOUT_LOSS, Link
 from ..kernels.linked import link_of

@@ -30,7 +30,6 @@ WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.floa
 _HALVES = (torch.float16, torch.bfloat16)
 CPU, GPU = native.ENGINE, triton.ENGINE
 _library = native.load()
-_quick_backward: Any = lambda call, saved, g: None
 if not isinstance(_library, str):
     native.engine_for(torch.empty(0, device="cpu"))
 _tracing = torch._C._get_tracing_state
@@ -68,7 +67,7 @@ class Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         saved = ctx.saved_tensors  # once: torch's checkpoints say no to a second time
-        return _quick_backward(ctx.call, saved, g) or _backward(ctx, saved, g)
+        return CPU.quick_backward(ctx.call, saved, g) or _backward(ctx, saved, g)
 
 
 def record(
@@ -250,7 +249,6 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
 
 
 if not isinstance(_library, str):
-    _quick_backward = _library.quick_backward
     # torch's own `apply` of either class asks again what is known, in a third of the time of a small call
     _node: Any = Apply._backward_cls
     _node.apply = Apply.backward

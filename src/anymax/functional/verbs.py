@@ -320,7 +320,9 @@ def sparse_softmax(
     >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)
     array([0.731, 0.269, 0.   ])
     """
-    if type(k) is int and p is None and (not options or options.keys() == {"out"}) and not _dynamo():  # the common call, from a cache
+    if (
+        type(k) is int and p is None and (not options or options.keys() == {"out"}) and not _dynamo()
+    ):  # the common call, from a cache
         return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, options)
     # first, since a misspelt k or p is a better error than a missing one
     check_options("sparse_softmax", ("k", "p", *_APPLY), options)

@@ -40,8 +40,10 @@ class Compiled(Protocol):
         """J^T g. Writes to `number` the sum over the rows of `<g, dp/dparam>`."""
         ...
 
-    def quick_backward(self, call: tuple[Any, ...], saved: tuple[Array | None, ...], g: Array, /) -> tuple[Array, None] | None:
-        """The gradients of p(x) by x and by None, for the call (mapping, axis) that has saved p alone; None where there is more in either."""
+    def quick_backward(
+        self, call: tuple[Any, ...], saved: tuple[Array | None, ...], g: Array, /
+    ) -> tuple[Array, None] | None:
+        """`Engine.quick_backward`."""
         ...
 
     def log_vjp(

@@ -55,6 +55,7 @@ def load() -> Compiled | str:
         })  # fmt: skip
         quick = {
             "quick_forward": engine.forward, "quick_saving": engine.forward_saving, "quick_vjp": engine.vjp,
+            "quick_backward": engine.quick_backward,
             "quick_index_loss": engine.loss, "quick_loss_grad": engine.loss_grad,
         }  # fmt: skip
         for name, function in quick.items():  # the library's own functions, so that Python calls nothing between
