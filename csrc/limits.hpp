@@ -120,6 +120,7 @@ constexpr int64_t SEGMENT_SHORT_MOST =
     2048;  // entries of a segment up to which others are served with it: no way gains by longer rows together
 constexpr int64_t SEGMENTS_STAGED = 8192;  // numbers that are staged at once
 constexpr int64_t BOUNDS_PART = 65536;     // segments whose bounds a thread reads at once
-constexpr int64_t SORT_PART = 65536;       // entries that a thread sorts at least,
-constexpr int64_t SORT_PARTS = 16;         // in so many parts at most
+constexpr int64_t SORT_FROM = 2 * 65536;   // entries that are worth more than one thread to sort, with so many or more
+constexpr int64_t SORT_COUNTS = 8;         // for each count of a part,
+constexpr int64_t SORT_PARTS = 8;          // in so many parts at most
 constexpr int64_t ENTRIES_AHEAD = 24;      // entries of an order that are prefetched meanwhile

@@ -355,30 +355,44 @@ class Parts {
     const uint64_t most;
     T *const ptr, *const order, *const counts;
     struct {
-        uint64_t counted, placed;
-        int64_t wrong;  // the first entry that is out of range; below 0: there is none
+        uint64_t counted, placed;  // sums of squares, as in `sorted`
+        int64_t wrong;             // the first entry that is out of range; below 0: there is none
     } found[SORT_PARTS] = {};
 
     int64_t from(int64_t k) const { return count * k / parts; }
     T *counts_of(int64_t k) const { return counts + k * (int64_t)(most + 1); }
 
+    // f(entry, segment) for the entries of a part, up to the first that is out of range or that f refuses; the sum of the
+    // squares of the segments.
+    template <class F>
+    uint64_t each_entry(int64_t k, F f) {
+        const T *const entries = index;
+        const uint64_t largest = most;
+        uint64_t squares = 0;  // not in memory that the counts may lie in
+        found[k].wrong = -1;
+        for (int64_t e = from(k), end = from(k + 1); e < end; e++) {
+            const uint64_t s = (uint64_t)(int64_t)once(entries + e);
+            if (s > largest || !f(e, s)) {
+                found[k].wrong = e;
+                break;
+            }
+            squares += s * s;
+        }
+        return squares;
+    }
     void count_part(int64_t k) {
         T *const own = counts_of(k);
-        found[k].wrong = -1;
-        for (int64_t e = from(k); e < from(k + 1); e++) {
-            const uint64_t s = (uint64_t)(int64_t)once(index + e);
-            if (s > most) return void(found[k].wrong = e);
-            own[s]++, found[k].counted += s * s;
-        }
+        found[k].counted = each_entry(k, [own](int64_t, uint64_t s) { return own[s]++, true; });
     }
     void place_part(int64_t k) {
-        T *const next = counts_of(k);
-        found[k].wrong = -1;
-        for (int64_t e = from(k); e < from(k + 1); e++) {
-            const uint64_t s = (uint64_t)(int64_t)once(index + e);
-            if (s > most || (int64_t)next[s] >= count) return void(found[k].wrong = e);
-            order[next[s]++] = (T)e, found[k].placed += s * s;
-        }
+        T *const next = counts_of(k), *const to = order;
+        const int64_t end = count;
+        found[k].placed = each_entry(k, [=](int64_t e, uint64_t s) {
+            const int64_t place = next[s];
+            if (place >= end) return false;
+            next[s] = (T)(place + 1), to[place] = (T)e;
+            return true;
+        });
     }
     template <class F>
     void each(anymax_parallel run, int64_t number, F f) const {
@@ -407,11 +421,9 @@ class Parts {
             }
         }
         each(run, parts, [this](int64_t k) { place_part(k); });
-        uint64_t counted = 0, placed = 0;
         bool changed = false;
-        for (int64_t k = 0; k < parts; k++)
-            counted += found[k].counted, placed += found[k].placed, changed |= found[k].wrong >= 0;
-        return changed || counted != placed ? -1 - count : 0;
+        for (int64_t k = 0; k < parts; k++) changed |= found[k].wrong >= 0 || found[k].counted != found[k].placed;
+        return changed ? -1 - count : 0;
     }
 };
 
@@ -428,16 +440,15 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
     if (!order) return 0;
     if (bounds.most < 0) return -1;  // there are no segments
     const uint64_t most = (uint64_t)bounds.most;
-    const int64_t affordable = 2 * count / (int64_t)(most + 1), large = count / SORT_PART,
-                  parts = affordable < large ? affordable : large;
-    if (run && parts > 1) {
-        const int64_t few = parts < SORT_PARTS ? parts : SORT_PARTS;
-        if (T *const counts = (T *)calloc((size_t)few * (size_t)(most + 1), sizeof(T))) {
-            const int64_t code = Parts<T>(index, count, most, ptr, order, counts, few).run(run);
-            free(counts);
-            if (most < (uint64_t)segments) ptr[segments] = (T)count;
-            return code;
-        }
+    // counts of all parts are few beside the entries, else what they cost is more than what threads gain
+    const int64_t few = count / (SORT_COUNTS * (int64_t)(most + 1)), parts = few < SORT_PARTS ? few : SORT_PARTS;
+    T *const counts =
+        run && parts > 1 && count >= SORT_FROM ? (T *)calloc((size_t)parts * (size_t)(most + 1), sizeof(T)) : nullptr;
+    if (counts) {
+        const int64_t code = Parts<T>(index, count, most, ptr, order, counts, parts).run(run);
+        free(counts);
+        if (most < (uint64_t)segments) ptr[segments] = (T)count;
+        return code;
     }
     memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
     uint64_t counted = 0, placed = 0;  // sums of squares: where they differ, the index has changed meanwhile

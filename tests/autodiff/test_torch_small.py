@@ -208,7 +208,7 @@ def test_a_node_holds_p_and_gives_what_the_formula_gives():
 
 def test_a_gradient_has_derivatives_and_hooks_see_what_is_saved():
     x = X.double().requires_grad_()
-    for f in (am.softmax, am.entmax15):
+    for f in (am.softmax, am.entmax15, am.sigsoftmax):
         assert torch.autograd.gradgradcheck(f, x)
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t.to(torch.float64)):

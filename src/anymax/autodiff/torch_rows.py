@@ -43,7 +43,7 @@ class Call(NamedTuple):
     kind: type = Tensor  # of p
     number: Link | None = None  # the link, in a quick call whose parameter is one number
     lanes: Any = None  # of a GPU's engine: the rest of what it saved beside the memory
-    was: As | None = None  # the memory
+    was: Any = None  # `As` of the memory
     params_as: tuple[As, ...] = ()
 
 
@@ -252,7 +252,8 @@ if not isinstance(_library, str):
     # torch's own `apply` of either class asks again what is known, in a third of the time of a small call
     _node: Any = Apply._backward_cls
     _node.apply = Apply.backward
-    _library.bind({"unusual": quick, "record": super(torch.autograd.Function, Apply).apply})
+    _function: Any = super(torch.autograd.Function, Apply)
+    _library.bind({"unusual": quick, "record": _function.apply})
 
 
 def wrote(out: Tensor | None) -> Tensor | None:
