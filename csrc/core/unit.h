@@ -39,9 +39,9 @@ typedef struct {
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);
     int (*decode)(const anymax_decode_call *call, int64_t begin, int64_t end);
     int (*choose)(const anymax_choice_call *call, int64_t begin, int64_t end);
-    /* The matrices [begin, end). */
+    /* The matrices [begin, end), and the rows; a team for one at a time. */
     int (*transport)(const anymax_sinkhorn_call *call, int64_t begin, int64_t end, anymax_parallel team);
-    int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end);
+    int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end, anymax_parallel team);
 } anymax_unit;
 
 /* Bytes of a number of this dtype, and of one that a row has. */

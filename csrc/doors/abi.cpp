@@ -398,9 +398,11 @@ extern "C" int anymax_tabled(const anymax_tabled_call *call) {
     if (code || !call->rows) return code;
     const anymax_unit *unit = entry()->unit;
     const int64_t row = at_most_so_much(call->n, TABLED_COST);
+    if (call->n >= (call->rows == 1 ? SHARED_ALONE : SHARED_ROW) && call->rows < ROWS_FEW)
+        return unit->tabled(call, 0, call->rows, parallel_of(call->pool));
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
     return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row),
-                 [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end); });
+                 [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end, nullptr); });
 }
 
 extern "C" const char *anymax_error(int code) {

@@ -69,6 +69,12 @@ def test_a_result_is_laid_out_as_torch_lays_out_one(x, dtype):
         assert p.is_contiguous() == like.is_contiguous()
 
 
+def test_strides_of_axes_of_size_1_are_those_of_torch():
+    for step in (10, 7, 10):
+        x = X.as_strided((2, 1, 10), (10, step, 1))
+        assert am.sparsemax(x).stride() == torch.empty_like(x).stride()
+
+
 def test_a_result_can_be_all_that_one_of_torch_can():
     p = am.sparsemax(X)
     close(p, WANT)

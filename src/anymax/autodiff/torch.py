@@ -32,7 +32,7 @@ from .saving import As, hooked, params_of, restored, with_params
 from .torch_adapter import operation
 from .torch_operations import spec_of, traced_forward
 from .torch_parameters import gradients, learns, needs_plain, traced
-from .torch_rows import CPU, GPU, KINDS, WIDE, number_of, on_gpu, once, quick, record, untraced, wrote
+from .torch_rows import CPU, GPU, KINDS, WIDE, direct, number_of, on_gpu, once, quick, record, untraced, wrote
 
 Tensor = torch.Tensor
 
@@ -127,6 +127,9 @@ class _IndexLoss(torch.autograd.Function):
             if by_scores is None:
                 by_scores = _restored_slope(ctx, mapping, x, index, memory, g)
         return by_scores, None, None, None, *by_params
+
+
+_record_loss = direct(_IndexLoss)  # of a quick call
 
 
 def _restored_slope(ctx: Any, mapping: Mapping, x: Tensor, index: Tensor, memory: Tensor | None, g: Tensor) -> Tensor:
@@ -310,7 +313,7 @@ class TorchBridge(Bridge):
                 if saved is not None:
                     call = _LossCall(mapping, CPU, axis, ignored, reduction, number)
                     loss = IndexLoss(value, saved[1], saved[0], slope)
-                    return _IndexLoss.apply(x, index, loss, call, *(() if number is None else (link.params,)))
+                    return _record_loss(x, index, loss, call, *(() if number is None else (link.params,)))
         if on_gpu(x) and x.numel() and untraced() and GPU.quick("index_loss", mapping, x):
             engine: Any = GPU
         else:

@@ -70,6 +70,15 @@ class Apply(torch.autograd.Function):
         return CPU.quick_backward(ctx.call, saved, g) or _backward(ctx, saved, g)
 
 
+def direct(function: Any) -> Any:
+    """`apply` of an `autograd.Function` for calls under no transform of functorch.
+
+    torch's own, of the function and of its nodes, ask again what is known, in a third of the time of a small call.
+    """
+    function._backward_cls.apply = function.backward
+    return super(torch.autograd.Function, function).apply
+
+
 def record(
     x: Tensor, p: Tensor, support: Any, mapping: Mapping, axis: int, *params: Tensor, number: Link | None = None
 ) -> Tensor:
@@ -249,11 +258,7 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
 
 
 if not isinstance(_library, str):
-    # torch's own `apply` of either class asks again what is known, in a third of the time of a small call
-    _node: Any = Apply._backward_cls
-    _node.apply = Apply.backward
-    _function: Any = super(torch.autograd.Function, Apply)
-    _library.bind({"unusual": quick, "record": _function.apply})
+    _library.bind({"unusual": quick, "record": direct(Apply)})
 
 
 def wrote(out: Tensor | None) -> Tensor | None:

@@ -85,7 +85,8 @@ def _empty_strided() -> Any:
     """What torch.compile's programs allocate by on a CPU, in half of the time of torch.empty_like; None where tensors may have names, which
     it does not copy."""
     torch = sys.modules["torch"]
-    return None if hasattr(torch.Tensor, "rename") else getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+    names = getattr(torch.Tensor, "rename", None)
+    return None if names else getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 
 
 def tell_of_torch(engine: Compiled) -> None:
