@@ -76,7 +76,8 @@ def direct(function: Any) -> Any:
     torch's own, of the function and of its nodes, ask again what is known, in a third of the time of a small call.
     """
     function._backward_cls.apply = function.backward
-    return super(torch.autograd.Function, function).apply
+    own: Any = super(torch.autograd.Function, function)
+    return own.apply
 
 
 def record(
