@@ -181,6 +181,7 @@ def test_threads_that_share_a_long_row_change_nothing(mapping):
         x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
         found = by_threads((1, 2, 3), lambda x=x: tabled.ENGINE.forward(mapping, x))
         assert all(np.array_equal(found[0], other) for other in found[1:])
+        near(found[0], reference(mapping, x))
 
 
 @served
