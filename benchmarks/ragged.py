@@ -17,7 +17,7 @@ PYG, SCATTER, NESTED, JRAPH = "torch_geometric", "torch.scatter_reduce", "torch 
 NOTES = ("bounds", "index", "shuffled index")
 BESIDE_JRAPH = "bounds, beside JAX"
 NEEDS = ("torch", "torch_geometric")
-LENGTHS = ("Poisson", "power law")
+LENGTHS = ("Poisson", "power law", "ones")
 
 
 class Ragged(NamedTuple):
@@ -37,7 +37,7 @@ def data(shape: tuple[int, ...], lengths: str, shuffled: bool) -> Ragged:
     if lengths == "power law":
         each = np.minimum(1 + rng.pareto(0.9, count), 100_000).astype(int)  # from 1 to 100,000
     else:
-        each = rng.poisson(entries / count, count)
+        each = np.ones(count, int) if lengths == "ones" else rng.poisson(entries / count, count)
     index = np.repeat(np.arange(count), each)
     if shuffled:
         index = rng.permutation(index)
@@ -148,3 +148,13 @@ def ragged_cases() -> Iterator[Case]:
         for way in ("", ", both ways"):
             bars = (Bar(PYG, at_most=0.15), Bar(DENSE, at_most=2.0))
             yield Case("ragged", name, (1_300_000, 60_000, 1), run, bars, LENGTHS[1], note="bounds" + way, needs=NEEDS)
+    yield Case(
+        "ragged",
+        "sparsemax",
+        (1_000_000, 1_000_000, 1),
+        run,
+        (Bar(DENSE, at_most=2.0),),
+        LENGTHS[2],
+        note="bounds",
+        needs=NEEDS,
+    )

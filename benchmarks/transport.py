@@ -74,6 +74,7 @@ def transport_cases() -> Iterator[Case]:
             ((1_000_000, 4, 4), True),
             ((20_000, 8, 8), False),
             ((4, 512, 512), False),
+            ((1, 1024, 1024), False),  # shared by threads: row by row, then by columns
         ):
             bars = (Bar(STEPS, at_most=0.2 if shape[-1] == 4 else 1.0),)
             yield Case("transport", "sinkhorn", shape, run, bars, note=note, full=full)

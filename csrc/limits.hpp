@@ -70,6 +70,8 @@ constexpr int64_t VALUES_MOST = 65536;  // dv
 
 constexpr int64_t SMALL_SIDE = 8, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
 constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second cache
+constexpr int64_t SHARED_MATRIX = 65536;   // entries of a single matrix that is worth more than one thread,
+constexpr int64_t MATRIX_PART = 16384;     // and of what a thread takes at once
 
 // -- soft ranks -------------------------------------------------------------------------------------
 
@@ -121,4 +123,8 @@ constexpr int64_t SEGMENTS_CHUNK_LEAST = 1024;  // entries of it at least
 constexpr int64_t SEGMENT_SHORT_MOST =
     2048;  // entries of a segment up to which others are served with it: no way gains by longer rows together
 constexpr int64_t SEGMENTS_STAGED = 8192;  // numbers that are staged at once
+constexpr int64_t BOUNDS_PART = 65536;     // segments whose bounds a thread reads at once
+constexpr int64_t SORT_FROM = 2 * 65536;   // entries that are worth more than one thread to sort, with so many or more
+constexpr int64_t SORT_COUNTS = 8;         // for each count of a part,
+constexpr int64_t SORT_PARTS = 8;          // in so many parts at most
 constexpr int64_t ENTRIES_AHEAD = 24;      // entries of an order that are prefetched meanwhile

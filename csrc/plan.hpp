@@ -224,10 +224,10 @@ inline int64_t uneven_from(anymax_call call, int64_t n) {
     return ANY;
 }
 
-// All such lengths, in order: where a rule or a number of cells ends, others begin.
+// All such lengths up to n, in order: where a rule or a number of cells ends, others begin.
 inline int uneven(const anymax_call &call, anymax_span *spans) {
     int count = 0;
-    for (int64_t n = 1; n < ANY && count < ANYMAX_SPANS;) {
+    for (int64_t n = 1; n <= call.n && count < ANYMAX_SPANS;) {
         const int64_t most = uneven_from(call, n);
         if (most) spans[count++] = anymax_span{n, most};
         if (most == ANY) break;

@@ -43,10 +43,10 @@ double perturb_loss(const anymax_call &call, const C *x, int64_t n, int64_t targ
 int decode(const anymax_decode_call *call, int64_t begin, int64_t end);
 int choose(const anymax_choice_call *call, int64_t begin, int64_t end);
 
-int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
+int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end, anymax_parallel team);
 
 // Rows of a map whose link is a table.
-int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end);
+int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end, anymax_parallel team);
 
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);

@@ -29,8 +29,8 @@ typedef struct {
     /* The rows [begin, end) of a call; `team` splits a single long row, NULL: the caller alone. */
     int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team);
     const char *(*plan)(const anymax_call *call);
-    /* The lengths of rows that may be served together, each of a length of its own (sizes), in order; how many spans of them
-     * there are. */
+    /* The lengths of rows up to n that may be served together, each of a length of its own (sizes), in order; how many spans of
+     * them there are. */
     int (*uneven)(const anymax_call *call, anymax_span spans[ANYMAX_SPANS]);
     /* 1: a call whose rows begin at `starts`, several inner ones side by side, is best served so. */
     int (*beside)(const anymax_call *call);
@@ -39,9 +39,9 @@ typedef struct {
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);
     int (*decode)(const anymax_decode_call *call, int64_t begin, int64_t end);
     int (*choose)(const anymax_choice_call *call, int64_t begin, int64_t end);
-    /* The matrices [begin, end). */
-    int (*transport)(const anymax_sinkhorn_call *call, int64_t begin, int64_t end);
-    int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end);
+    /* The matrices [begin, end), and the rows; a team for one at a time. */
+    int (*transport)(const anymax_sinkhorn_call *call, int64_t begin, int64_t end, anymax_parallel team);
+    int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end, anymax_parallel team);
 } anymax_unit;
 
 /* Bytes of a number of this dtype, and of one that a row has. */

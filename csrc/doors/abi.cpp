@@ -154,7 +154,10 @@ int check_map(const anymax_call *c) {
     if (c->map < 0 || c->map >= ANYMAX_MAPS) return ANYMAX_BAD_MAP;
     if (c->dtype < ANYMAX_F32 || c->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (c->outer < 0 || c->inner < 0 || c->n < 1 || c->n > ANYMAX_MOST_CLASSES) return ANYMAX_BAD_SHAPE;
-    if (c->outer && c->inner && c->outer > INT64_MAX / 16 / c->inner / c->n) return ANYMAX_BAD_SHAPE;
+    int64_t rows, classes;
+    if (__builtin_mul_overflow(c->outer, c->inner, &rows) || __builtin_mul_overflow(rows, c->n, &classes) ||
+        classes > INT64_MAX / 16)
+        return ANYMAX_BAD_SHAPE;
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
     const MapRow &map = MAPS[c->map];
     if (c->params ? !map.per_row : !in_range(map, c->param)) return ANYMAX_BAD_PARAM;
@@ -341,11 +344,13 @@ extern "C" int anymax_sinkhorn(const anymax_sinkhorn_call *call) {
     const int64_t one = at_most_so_much(call->n * call->m, 2 * call->iterations + 2),
                   work = call->g ? at_most_so_much(one, 3) : one;
     const bool large = call->count > 1 && at_most_so_much(call->count, work) >= ALONE_MOST;
+    if (call->count == 1)
+        return unit->transport(call, 0, 1, call->n * call->m >= SHARED_MATRIX ? parallel_of(call->pool) : nullptr);
     const int64_t grain =
         (grain_of(work) + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ROWS_AT_ONCE;  // as many as are computed together
     const bool few = call->count < 2 * ROWS_AT_ONCE;
     return share(large ? parallel_of(call->pool) : nullptr, call->count, few ? 1 : grain,
-                 [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end); });
+                 [=](int64_t begin, int64_t end) { return unit->transport(call, begin, end, nullptr); });
 }
 
 // -- a link as a table ------------------------------------------------------------------------------
@@ -393,9 +398,11 @@ extern "C" int anymax_tabled(const anymax_tabled_call *call) {
     if (code || !call->rows) return code;
     const anymax_unit *unit = entry()->unit;
     const int64_t row = at_most_so_much(call->n, TABLED_COST);
+    if (call->n >= (call->rows == 1 ? SHARED_ALONE : SHARED_ROW) && call->rows < ROWS_FEW)
+        return unit->tabled(call, 0, call->rows, parallel_of(call->pool));
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
     return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row),
-                 [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end); });
+                 [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end, nullptr); });
 }
 
 extern "C" const char *anymax_error(int code) {

@@ -2,6 +2,8 @@
 // call: where they lie, or staged side by side (heads); long ones one by one. Where an order says that entries lie apart, those
 // of some segments at a time are brought side by side first. Threads share the entries. What a row becomes depends on the row
 // alone, so all of this changes no bit of a result.
+#include <stdlib.h>
+
 #include <atomic>
 
 #include "doors/pool.h"
@@ -120,7 +122,8 @@ void bring(const Work &w, int64_t begin, int64_t end) {
 // Segments whose entries lie in order.
 int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     const int64_t heads = w.call->inner;
-    int32_t start[SEGMENT_SHORT_MOST + 2] = {};
+    int32_t start[SEGMENT_SHORT_MOST + 2];
+    memset(start, 0, (size_t)(w.longest + 2) * sizeof(int32_t));
     bool mixed = false;  // some are taken by length
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = w.length(s);
@@ -135,14 +138,14 @@ int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
         const int code = serve_in_place(w, s, nullptr);
         if (code) return code;
     }
-    for (int64_t n = 1; n <= SEGMENT_SHORT_MOST + 1; n++) start[n] += start[n - 1];
-    int32_t *which = stage.take<int32_t>(SORTED, start[SEGMENT_SHORT_MOST + 1]);
+    for (int64_t n = 1; n <= w.longest + 1; n++) start[n] += start[n - 1];
+    int32_t *which = stage.take<int32_t>(SORTED, start[w.longest + 1]);
     if (!which) return ANYMAX_NO_MEMORY;
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = w.length(s);
         if (n > 0 && n <= SEGMENT_SHORT_MOST) which[start[w.alike[n]]++] = (int32_t)(s - begin);
     }
-    for (int64_t n = 1; n <= SEGMENT_SHORT_MOST; n++) {
+    for (int64_t n = 1; n <= w.longest; n++) {
         // each start has moved on to the next length's
         const int64_t last = start[n];
         int64_t few = last - start[n - 1];
@@ -221,23 +224,35 @@ int serve_chunks(const Work &w, int64_t begin, int64_t end) {
     return all;
 }
 
-bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) {
+// The length of the longest segment; less than 0 where the bounds don't ascend to the number of entries.
+int64_t longest_of(const anymax_segments &segments, int64_t count, int64_t entries, anymax_parallel run) {
     const int64_t *const ptr = segments.ptr;
-    bool fine = ptr[0] == 0 && ptr[count] == entries;
-    for (int64_t s = 0; s < count; s++) fine &= (uint64_t)(ptr[s + 1] - ptr[s]) <= (uint64_t)ANYMAX_MOST_CLASSES;
-    return fine;
+    std::atomic<uint64_t> longest{0};
+    share(count > 2 * BOUNDS_PART ? run : nullptr, count, BOUNDS_PART, [&](int64_t begin, int64_t end) {
+        uint64_t own = 0;
+        for (int64_t s = begin; s < end; s++) {
+            const uint64_t n = (uint64_t)(ptr[s + 1] - ptr[s]);
+            own = n > own ? n : own;
+        }
+        for (uint64_t known = longest.load(); own > known && !longest.compare_exchange_weak(known, own);) {
+        }
+        return ANYMAX_OK;
+    });
+    const uint64_t most = longest.load();
+    return ptr[0] == 0 && ptr[count] == entries && most <= (uint64_t)ANYMAX_MOST_CLASSES ? (int64_t)most : -1;
 }
 
 // Which lengths are served together, where entries lie side by side.
 void find_alike(Work &w) {
-    for (int64_t n = 0; n <= SEGMENT_SHORT_MOST; n++) w.alike[n] = (int16_t)n, w.uneven[n] = false;
+    for (int64_t n = 0; n <= w.longest; n++) w.alike[n] = (int16_t)n, w.uneven[n] = false;
     anymax_call c = *w.call;
     if (w.segments->order) each_operand(c, [&](anymax_view &v, int) { return v.cls = c.inner, true; });
     if (!rows_lie_dense(c)) return;
     anymax_span spans[ANYMAX_SPANS];
+    c.n = w.longest;
     const int count = w.unit->uneven(&c, spans);
     for (int i = 0; i < count; i++)
-        for (int64_t n = spans[i].from; n <= spans[i].to && n <= SEGMENT_SHORT_MOST; n++)
+        for (int64_t n = spans[i].from; n <= spans[i].to && n <= w.longest; n++)
             w.alike[n] = (int16_t)spans[i].from, w.uneven[n] = true;
 }
 
@@ -257,7 +272,8 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     row.outer = 1, row.inner = 1, row.n = 1;
     int code = check_map(&row);
     if (code) return code;
-    if (!ascending(*segments, call->outer, call->n)) return ANYMAX_BAD_SEGMENTS;
+    const int64_t longest = longest_of(*segments, call->outer, call->n, run);
+    if (longest < 0) return ANYMAX_BAD_SEGMENTS;
     if (!call->outer || !call->inner) return ANYMAX_OK;
     if (call->n && (code = check_operands(call))) return code;
     if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau) ||
@@ -265,10 +281,14 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
         return ANYMAX_BAD_POINTER;
     const int64_t chunk =
         SEGMENTS_CHUNK / call->inner > SEGMENTS_CHUNK_LEAST ? SEGMENTS_CHUNK / call->inner : SEGMENTS_CHUNK_LEAST;
-    Work w{call, segments, unit_in_use(), anymax_item(call->dtype), anymax_wide(call->dtype), chunk, 0, run != nullptr, {}, {}};
+    Work w;
+    w.call = call, w.segments = segments, w.unit = unit_in_use();
+    w.size = anymax_item(call->dtype), w.wide = anymax_wide(call->dtype), w.chunk = chunk, w.first = 0;
+    w.shared = run != nullptr && longest >= SHARED_ROW;
+    w.longest = longest < SEGMENT_SHORT_MOST ? longest : SEGMENT_SHORT_MOST;
     find_alike(w);
     Stage &stage = own_stage();
-    for (int64_t s = 0; w.shared && call->n >= SHARED_ROW && s < call->outer; s++)
+    for (int64_t s = 0; w.shared && s < call->outer; s++)
         if (w.long_one(s) && (code = segments->order ? serve_ordered(w, s, s + 1, stage, run) : serve_in_place(w, s, run)))
             return code;
     stage.leave();
@@ -326,6 +346,87 @@ struct Bounds {
     }
 };
 
+// Counting, and then placing, by threads that have parts of the entries one after another; what they count lies in `counts`,
+// [parts, most + 1].
+template <class T>
+class Parts {
+    const T *const index;
+    const int64_t count, parts;
+    const uint64_t most;
+    T *const ptr, *const order, *const counts;
+    struct {
+        uint64_t counted, placed;  // sums of squares, as in `sorted`
+        int64_t wrong;             // the first entry that is out of range; below 0: there is none
+    } found[SORT_PARTS] = {};
+
+    int64_t from(int64_t k) const { return count * k / parts; }
+    T *counts_of(int64_t k) const { return counts + k * (int64_t)(most + 1); }
+
+    // f(entry, segment) for the entries of a part, up to the first that is out of range or that f refuses; the sum of the
+    // squares of the segments.
+    template <class F>
+    uint64_t each_entry(int64_t k, F f) {
+        const T *const entries = index;
+        const uint64_t largest = most;
+        uint64_t squares = 0;  // not in memory that the counts may lie in
+        found[k].wrong = -1;
+        for (int64_t e = from(k), end = from(k + 1); e < end; e++) {
+            const uint64_t s = (uint64_t)(int64_t)once(entries + e);
+            if (s > largest || !f(e, s)) {
+                found[k].wrong = e;
+                break;
+            }
+            squares += s * s;
+        }
+        return squares;
+    }
+    void count_part(int64_t k) {
+        T *const own = counts_of(k);
+        found[k].counted = each_entry(k, [own](int64_t, uint64_t s) { return own[s]++, true; });
+    }
+    void place_part(int64_t k) {
+        T *const next = counts_of(k), *const to = order;
+        const int64_t end = count;
+        found[k].placed = each_entry(k, [=](int64_t e, uint64_t s) {
+            const int64_t place = next[s];
+            if (place >= end) return false;
+            next[s] = (T)(place + 1), to[place] = (T)e;
+            return true;
+        });
+    }
+    template <class F>
+    void each(anymax_parallel run, int64_t number, F f) const {
+        share(run, number, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t k = begin; k < end; k++) f(k);
+            return ANYMAX_OK;
+        });
+    }
+
+  public:
+    Parts(const T *index, int64_t count, uint64_t most, T *ptr, T *order, T *counts, int64_t parts)
+        : index(index), count(count), parts(parts), most(most), ptr(ptr), order(order), counts(counts) {}
+
+    // As `sorted` has it, but for an index in order.
+    int64_t run(anymax_parallel run) {
+        each(run, parts, [this](int64_t k) { count_part(k); });
+        for (int64_t k = 0; k < parts; k++)
+            if (found[k].wrong >= 0) return -1 - found[k].wrong;
+        int64_t begins = 0;
+        for (uint64_t s = 0; s <= most; s++) {
+            ptr[s] = (T)begins;
+            for (int64_t k = 0; k < parts; k++) {
+                T &own = counts_of(k)[s];
+                const int64_t n = own;
+                own = (T)begins, begins += n;
+            }
+        }
+        each(run, parts, [this](int64_t k) { place_part(k); });
+        bool changed = false;
+        for (int64_t k = 0; k < parts; k++) changed |= found[k].wrong >= 0 || found[k].counted != found[k].placed;
+        return changed ? -1 - count : 0;
+    }
+};
+
 template <class T>
 int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order, bool strays, anymax_parallel run) {
     Bounds<T> bounds{index, count, segments, strays ? segments : segments - 1, ptr};
@@ -338,8 +439,18 @@ int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order
     if (!bounds.out_of_order.load()) return count;
     if (!order) return 0;
     if (bounds.most < 0) return -1;  // there are no segments
-    memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
     const uint64_t most = (uint64_t)bounds.most;
+    // counts of all parts are few beside the entries, else what they cost is more than what threads gain
+    const int64_t few = count / (SORT_COUNTS * (int64_t)(most + 1)), parts = few < SORT_PARTS ? few : SORT_PARTS;
+    T *const counts =
+        run && parts > 1 && count >= SORT_FROM ? (T *)calloc((size_t)parts * (size_t)(most + 1), sizeof(T)) : nullptr;
+    if (counts) {
+        const int64_t code = Parts<T>(index, count, most, ptr, order, counts, parts).run(run);
+        free(counts);
+        if (most < (uint64_t)segments) ptr[segments] = (T)count;
+        return code;
+    }
+    memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
     uint64_t counted = 0, placed = 0;  // sums of squares: where they differ, the index has changed meanwhile
     for (int64_t e = 0; e < count; e++) {
         const uint64_t s = (uint64_t)(int64_t)once(index + e);

@@ -16,6 +16,7 @@ struct Work {
     int64_t chunk;                          // entries of a chunk
     int64_t first;                          // the entry that lies first
     bool shared;                            // the longest ones are served already, by all threads
+    int64_t longest;                        // length of a segment, but SEGMENT_SHORT_MOST at most
     int16_t alike[SEGMENT_SHORT_MOST + 1];  // of each length the least that is served with it,
     bool uneven[SEGMENT_SHORT_MOST + 1];    // and whether others are
 

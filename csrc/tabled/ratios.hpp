@@ -1,6 +1,7 @@
 // Rows of a ratio map whose u is a table: p_i = u(x_i) / sum u.
 #pragma once
 
+#include "core/pieces.hpp"
 #include "shapes/scan.hpp"
 #include "tabled/table.hpp"
 
@@ -9,6 +10,7 @@ namespace ANYMAX_UNIT {
 class TabledRatios {
     const anymax_tabled_call &call;
     const anymax_weights &of;
+    const Team team;
 
     // Where scores stand in the tables: four times the number of a cell, and the place in it. There are scores beyond the
     // cells; one of 0 has numbers of its own, and those that are `none` are 0.
@@ -47,21 +49,30 @@ class TabledRatios {
     template <bool EVEN>
     bool weigh(const float *x, int64_t n, float *u, double &total) const {
         constexpr int64_t W = width<float>;
-        vd wide{};
-        vi beyond{};
-        for (int64_t i = 0; i < n;) {
-            vf block{};
-            for (const int64_t stop = i + 16 * W; i < n && i < stop; i += W) {
-                const vf v = load_or(x, i, n, -inf32);
-                const Place at = place<EVEN>(v);
-                const vf w = larger(found(of.weights, of.weight, at), vf{});
-                store(u + i, w);
-                block += w, beyond |= at.beyond;
+        struct {
+            vd wide;
+            vi beyond;
+        } found_in[TABLED_CLASSES / PIECE + 1];
+        pieces(team, n, [&](int64_t k, int64_t begin, int64_t end) {
+            vd wide{};
+            vi beyond{};
+            for (int64_t i = begin; i < end;) {
+                vf block{};
+                for (const int64_t stop = i + 16 * W; i < end && i < stop; i += W) {
+                    const vf v = load_or(x, i, n, -inf32);
+                    const Place at = place<EVEN>(v);
+                    const vf w = larger(found(of.weights, of.weight, at), vf{});
+                    store(u + i, w);
+                    block += w, beyond |= at.beyond;
+                }
+                wide = widen_add(wide, block);
             }
-            wide = widen_add(wide, block);
-        }
-        total = sum(wide);
-        return !bits(beyond);
+            found_in[k].wide = wide, found_in[k].beyond = beyond;
+        });
+        for (int64_t k = 1; k < pieces_of(n); k++)
+            found_in[0].wide += found_in[k].wide, found_in[0].beyond |= found_in[k].beyond;
+        total = sum(found_in[0].wide);
+        return !bits(found_in[0].beyond);
     }
 
     template <bool EVEN>
@@ -78,7 +89,7 @@ class TabledRatios {
             wide = widen_add(wide, w == vf{} ? vf{} : w * load_or(g, i, n, 0.0f));
         }
         const vf mean = all<vf>((float)(total > 0.0 ? sum(wide) / total : 0.0));
-        emit(out, scratch, Team{nullptr}, [=](int64_t i) ANYMAX_EACH {
+        emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
             const vf v = load_or(x, i, n, -inf32);
             const vf slope = found(of.slopes, of.slope, place<EVEN>(v)) * scale;
             return slope == vf{} ? vf{} : slope * (load_or(g, i, n, 0.0f) - mean);
@@ -87,7 +98,7 @@ class TabledRatios {
     }
 
   public:
-    explicit TabledRatios(const anymax_tabled_call &call) : call(call), of(*call.ratio) {}
+    TabledRatios(const anymax_tabled_call &call, const Team &team) : call(call), of(*call.ratio), team(team) {}
 
     void run(int64_t begin, int64_t end, Scratch &scratch) const {
         const int64_t n = call.n, bytes = n * anymax_item(call.dtype);

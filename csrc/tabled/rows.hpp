@@ -1,6 +1,7 @@
 // Rows of a separable map whose link is a table: p_i = link(y_i + level), level such that they sum to the mass.
 #pragma once
 
+#include "core/pieces.hpp"
 #include "shapes/scan.hpp"
 #include "tabled/table.hpp"
 
@@ -8,6 +9,7 @@ namespace ANYMAX_UNIT {
 
 class TabledRows {
     const anymax_tabled_call &call;
+    const Team team;
     const Table link;
     const vf sign;
     const double mass, most;  // of all of a row; of one class
@@ -80,22 +82,29 @@ class TabledRows {
         const float near = (float)place, rest = (float)(place - (double)near);
         const vf base = all<vf>(near), under = all<vf>(rest), anchor = all<vf>(row.anchor), far = all<vf>(1e30f);
         const vf bottom = all<vf>(link.below), top = all<vf>(link.above), low = all<vf>(link.low), high = all<vf>(link.high);
-        vd sum_p{}, sum_rate{};
-        for (int64_t i = 0; i < row.n; i += W) {
-            // far beyond the cells, and finite: what is masked is 0 there
-            const vf y = rounded(smaller(larger(load_or(row.x, i, row.n, -inf32) - anchor, -far), far) * sign);
-            // v is y + place, and `lost` what the rounding of v loses
-            const vf w = rounded(y + base), back = rounded(w - y);
-            const vf error = rounded(rounded(y - rounded(w - back)) + rounded(base - back)) + under;
-            const vf v = rounded(w + error), lost = rounded(w - v) + error;
-            const Table::Found f = link.at(v);
-            const vi beneath = v <= low, beyond = v >= high, inside = ~(beneath | beyond);
-            const vf rate = inside ? f.rate * sign : vf{};
-            const vf q = beneath ? bottom : beyond ? top : larger(f.value + f.rate * lost, vf{});
-            store(p + i, q), store(rates + i, rate);
-            sum_p = widen_add(sum_p, q), sum_rate = widen_add(sum_rate, rate);
-        }
-        return Sums{sum(sum_p), sum(sum_rate)};
+        struct {
+            vd p, rate;
+        } sums[TABLED_CLASSES / PIECE + 1];
+        pieces(team, row.n, [&](int64_t k, int64_t begin, int64_t end) {
+            vd sum_p{}, sum_rate{};
+            for (int64_t i = begin; i < end; i += W) {
+                // far beyond the cells, and finite: what is masked is 0 there
+                const vf y = rounded(smaller(larger(load_or(row.x, i, row.n, -inf32) - anchor, -far), far) * sign);
+                // v is y + place, and `lost` what the rounding of v loses
+                const vf w = rounded(y + base), back = rounded(w - y);
+                const vf error = rounded(rounded(y - rounded(w - back)) + rounded(base - back)) + under;
+                const vf v = rounded(w + error), lost = rounded(w - v) + error;
+                const Table::Found f = link.at(v);
+                const vi beneath = v <= low, beyond = v >= high, inside = ~(beneath | beyond);
+                const vf rate = inside ? f.rate * sign : vf{};
+                const vf q = beneath ? bottom : beyond ? top : larger(f.value + f.rate * lost, vf{});
+                store(p + i, q), store(rates + i, rate);
+                sum_p = widen_add(sum_p, q), sum_rate = widen_add(sum_rate, rate);
+            }
+            sums[k].p = sum_p, sums[k].rate = sum_rate;
+        });
+        for (int64_t k = 1; k < pieces_of(row.n); k++) sums[0].p += sums[k].p, sums[0].rate += sums[k].rate;
+        return row.n ? Sums{sum(sums[0].p), sum(sums[0].rate)} : Sums{0.0, 0.0};
     }
 
     // The level, and what is left to add along the rates so that p sums to the mass.
@@ -256,8 +265,9 @@ class TabledRows {
     }
 
   public:
-    explicit TabledRows(const anymax_tabled_call &call)
+    TabledRows(const anymax_tabled_call &call, const Team &team)
         : call(call),
+          team(team),
           link(call.link),
           sign(all<vf>((float)call.link.sign)),
           mass(call.mass),

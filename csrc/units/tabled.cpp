@@ -6,12 +6,13 @@
 
 namespace ANYMAX_UNIT {
 
-int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end) {
+int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end, anymax_parallel run) {
+    const Team team{run};
     Scratch scratch;
     if (call->ratio)
-        TabledRatios(*call).run(begin, end, scratch);
+        TabledRatios(*call, team).run(begin, end, scratch);
     else
-        TabledRows(*call).run(begin, end, scratch);
+        TabledRows(*call, team).run(begin, end, scratch);
     return scratch.failed ? ANYMAX_NO_MEMORY : ANYMAX_OK;
 }
 

@@ -11,6 +11,7 @@ template <class C>
 class Transport {
     const anymax_sinkhorn_call &call;
     const int64_t size;
+    const Team team;  // of a single matrix
     Room history, memory;
 
     const C *scores(int64_t k) const { return (const C *)call.x + k * size; }
@@ -20,7 +21,7 @@ class Transport {
     const C *columns(int64_t k) const { return call.columns ? (const C *)call.columns + k * call.columns_step : nullptr; }
 
     int one(int64_t k) {
-        OneMatrix<C> matrix(call.n, call.m);
+        OneMatrix<C> matrix(call.n, call.m, team);
         const int64_t remembered = call.g ? call.iterations : 0;
         char *const base = memory.take<char>(matrix.lay_out(nullptr, remembered));
         if (!base) return ANYMAX_NO_MEMORY;
@@ -61,7 +62,7 @@ class Transport {
     }
 
   public:
-    explicit Transport(const anymax_sinkhorn_call &call) : call(call), size(call.n * call.m) {}
+    Transport(const anymax_sinkhorn_call &call, const Team &team) : call(call), size(call.n * call.m), team(team) {}
 
     int run(int64_t begin, int64_t end) {
         const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && (!call.g || call.iterations <= SMALL_ITERATIONS);
@@ -81,8 +82,10 @@ class Transport {
     }
 };
 
-int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end) {
-    return call->dtype == ANYMAX_F64 ? Transport<double>(*call).run(begin, end) : Transport<float>(*call).run(begin, end);
+int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end, anymax_parallel run) {
+    const Team team{run};
+    return call->dtype == ANYMAX_F64 ? Transport<double>(*call, team).run(begin, end)
+                                     : Transport<float>(*call, team).run(begin, end);
 }
 
 }  // namespace ANYMAX_UNIT

@@ -191,6 +191,25 @@ def test_only_tensors_go_to_the_pool_of_torch():
 
 
 @pytest.mark.whole
+def test_what_threads_share():
+    code = """
+    import numpy as np
+    import anymax as am
+    x, index = torch.randn(300, 300), torch.randint(0, 50, (300_000,))
+    for name, f, least in (
+        ("one matrix", lambda: am.Sinkhorn(3)(x), 6),
+        ("a small one", lambda: am.Sinkhorn(3)(x[:100, :100]), 0),
+        ("segments of one entry", lambda: am.segment_apply("sparsemax", torch.randn(300_000), lengths=torch.ones(300_000, dtype=int)), 2),
+        ("an index that is not in order", lambda: am.Segments.of(index), 3),
+    ):
+        calls.clear()
+        f()
+        assert len(calls) >= least if least else not calls, (name, calls)
+    """
+    with_pool_lent(code)
+
+
+@pytest.mark.whole
 def test_truncations_are_shared_out_by_their_work():
     code = """
     from anymax import Softmax

@@ -142,6 +142,20 @@ def test_threads_change_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(300, 300), (257, 401), (70, 1000), (2000, 40)])
+def test_threads_that_share_one_matrix_change_nothing(isa, shape, dtype):
+    x, g = draw(*shape).to(dtype), draw(*shape, seed=1).to(dtype)
+    x[3], x[5:40:7, ::3] = -torch.inf, -torch.inf
+    for temperature in (1.0, 0.01, 0.002):  # factors that leave their range, too
+        task = Task(None, None, 5, temperature)
+        found = by_threads((1, 2, 3), lambda task=task: (ENGINE.sinkhorn(task, x), ENGINE.sinkhorn(task, x, g)))
+        assert not torch.isnan(found[0][0]).any()
+        assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    x[-1, -1] = torch.nan
+    assert all(torch.isnan(p).all() for p in by_threads((1, 2), lambda: ENGINE.sinkhorn(task, x)))
+
+
 def test_numpy_and_strides():
     x = draw(9, 4, 5).numpy()
     want = Sinkhorn(5)(x)

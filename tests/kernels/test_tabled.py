@@ -11,7 +11,7 @@ import numpy as np
 import oracles
 import own_maps
 import pytest
-from engine_state import instructions, threads
+from engine_state import by_threads, instructions, threads
 from own_maps import WITH_A_TABLE, WITHOUT_ONE, Caps, Exps, Powers, Sigmoids, Squares
 
 import anymax as am
@@ -173,6 +173,15 @@ def test_huge_tiny_and_equal_scores(mapping):
     ):  # fmt: skip
         x = np.array([row], np.float32)
         near(by_tables(mapping, x), reference(mapping, x))
+
+
+@served
+def test_threads_that_share_a_long_row_change_nothing(mapping):
+    for shape in ((1, 200_000), (2, 300_000)):
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        found = by_threads((1, 2, 3), lambda x=x: tabled.ENGINE.forward(mapping, x))
+        assert all(np.array_equal(found[0], other) for other in found[1:])
+        near(found[0], reference(mapping, x))
 
 
 @served

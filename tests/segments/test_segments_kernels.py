@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from engine_state import by_threads
 from segment_cases import MAPS, by_map
 
 import anymax
@@ -117,6 +118,28 @@ def test_order_of_an_index_that_is_not(size):
         got = Segments.of(index)
         np.testing.assert_array_equal(got.order, np.argsort(index, kind="stable"))
         np.testing.assert_array_equal(got.lengths, np.bincount(index))
+
+
+@pytest.mark.parametrize("count", [1, 100, 5000, 300_000])
+def test_threads_that_share_a_sort_change_nothing(count):
+    index = np.random.default_rng(count).integers(0, count, 300_001)
+    index[:2] = count - 1, 0
+    for made in by_threads((1, 2, 3), lambda: Segments.of(index, num_segments=count + 1)):
+        if made.order is not None:
+            np.testing.assert_array_equal(made.order, np.argsort(index, kind="stable"))
+        np.testing.assert_array_equal(made.lengths, np.bincount(index, minlength=count + 1))
+
+
+@pytest.mark.parametrize(
+    "lengths", [np.ones(300_000, int), 1 + np.arange(40_000) % 9, [300_000, 1, 0, 270_000, 5000, 2049]]
+)
+def test_threads_that_share_segments_change_nothing(lengths):
+    x = np.random.default_rng(0).normal(size=int(np.sum(lengths))).astype(np.float32)
+    for mapping in (Sparsemax(), anymax.Softmax()):
+        found = by_threads((1, 2, 3), lambda mapping=mapping: segment_apply(mapping, x, lengths=np.asarray(lengths)))
+        assert all(np.array_equal(found[0], other) for other in found[1:])
+        ends = np.cumsum(lengths)
+        np.testing.assert_array_equal(found[0][ends[-3] : ends[-2]], anymax.apply(mapping, x[ends[-3] : ends[-2]]))
 
 
 @pytest.mark.parametrize("size", [10, 300_000])

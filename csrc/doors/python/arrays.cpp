@@ -145,6 +145,45 @@ bool Array::from_exchange(PyObject *a) {
     return dtype != OTHER && (t.data || !count);
 }
 
+namespace {
+
+Ref numbers_of(const int64_t *values, int count) {
+    Ref tuple(PyTuple_New(count));
+    for (int i = 0; tuple && i < count; i++) PyTuple_SetItem(tuple.get(), i, PyLong_FromLongLong(values[i]));
+    return tuple;
+}
+
+// (sizes, strides, dtype). Calls repeat a shape, so the last is kept, where one lock is held by all that come here.
+Ref strided_arguments(const Array &like) {
+    constexpr int KEPT = 4;
+    static struct {
+        int ndim = -1, dtype;
+        int64_t shape[KEPT], strides[KEPT];
+        PyObject *arguments = nullptr;  // kept to the end of the process
+    } last;
+    const size_t bytes = sizeof(int64_t) * (size_t)like.ndim;
+#if defined(Py_GIL_DISABLED)
+    const bool kept = false;
+#else
+    const bool kept = like.ndim <= KEPT;
+#endif
+    if (kept && last.ndim == like.ndim && last.dtype == like.dtype && !memcmp(last.shape, like.shape, bytes) &&
+        !memcmp(last.strides, like.strides, bytes))
+        return again(last.arguments);
+    PyObject *const kinds[] = {bound.f32, bound.f64, bound.bf16, bound.f16};
+    const Ref sizes = numbers_of(like.shape, like.ndim), strides = numbers_of(like.strides, like.ndim);
+    if (!sizes || !strides) return Ref();
+    Ref arguments(PyTuple_Pack(3, sizes.get(), strides.get(), kinds[like.dtype]));
+    if (arguments && kept) {
+        Py_XDECREF(last.arguments);
+        last.ndim = like.ndim, last.dtype = like.dtype, last.arguments = again(arguments.get()).give();
+        memcpy(last.shape, like.shape, bytes), memcpy(last.strides, like.strides, bytes);
+    }
+    return arguments;
+}
+
+}  // namespace
+
 // For a torch without the exchange API.
 bool Array::from_attributes(PyObject *a) {
     if (!is_true(Ref(PyObject_GetAttrString(a, "is_cpu")))) return false;
@@ -166,23 +205,37 @@ bool Array::from_attributes(PyObject *a) {
     return data || !count;
 }
 
-bool Array::read(Kind kind, PyObject *a, bool writable, bool ours) {
+bool Array::look(Kind kind, PyObject *a, bool writable) {
     close();
     dtype = OTHER, aligned = true;
     if (kind_of(a) != kind || kind == NEITHER) return false;
     object = again(a);
-    bool found;
-    if (kind == NUMPY) {
-        found = from_buffer(a, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0));
-    } else {
-        const bool exchanges = tensor_of.load(std::memory_order_relaxed);
-        found = (exchanges ? from_exchange(a) : from_attributes(a)) && (ours || ask(bound.is_neg, a).get() == Py_False);
-    }
+    const bool found = kind == NUMPY ? from_buffer(a, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))
+                       : tensor_of.load(std::memory_order_relaxed) ? from_exchange(a)
+                                                                   : from_attributes(a);
     if (found)
         aligned &= (uintptr_t)data % (uintptr_t)item() == 0;
     else
         PyErr_Clear();
     return found;
+}
+
+bool Array::read(Kind kind, PyObject *a, bool writable) { return look(kind, a, writable) && plain(kind); }
+
+bool Array::plain(Kind kind) const {
+    if (kind == NUMPY || ask(bound.is_neg, object.get()).get() == Py_False) return true;
+    PyErr_Clear();
+    return false;
+}
+
+Ref Array::empty_like(const Array &like) {
+    PyObject *const make = bound.empty_strided;
+    // what is made within a transform of functorch is of its level
+    if (!make || make == Py_None || like.dtype > ANYMAX_F16 || !like.dense() || ask(bound.transforms).get() != Py_False)
+        return Ref();
+    const Ref arguments = strided_arguments(like);
+    Ref made(arguments ? PyObject_CallObject(make, arguments.get()) : nullptr);
+    return made && look(TORCH, made.get(), true) ? static_cast<Ref &&>(made) : Ref();
 }
 
 bool Array::read_dense(Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable) {

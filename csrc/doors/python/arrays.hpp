@@ -32,8 +32,13 @@ class Array {
     ~Array() { close(); }
     void close();
     // False, with no error set, where the numbers are not plainly there: another kind of array, another device, a lazy tensor.
-    bool read(Kind kind, PyObject *a, bool writable = false,
-              bool ours = false);  // ours: made by a call of ours, and no lazy one
+    bool read(Kind kind, PyObject *a, bool writable = false);
+    // The same, but that a tensor may have a lazy minus sign. No mode of torch sees it.
+    bool look(Kind kind, PyObject *a, bool writable = false);
+    bool plain(Kind kind) const;  // after `look`: it has none
+    // Memory for a result of a tensor's shape and dtype, in C order as it is: as torch.empty_like has it. What it is, or
+    // nothing where torch has no quick way.
+    Ref empty_like(const Array &like);
     // The same of an array in C order of this dtype, with so many numbers; less than 0: with any number.
     bool read_dense(Kind kind, PyObject *a, int wanted, int64_t numbers, bool writable = false);
     PyObject *get() const { return object.get(); }

@@ -38,13 +38,16 @@ bool served(Kind kind, PyObject *mapping) {
 
 namespace {
 
-// capacity: how many non-zeros of each row `memory` gets; 0: none, less than 0: as many as pay
-PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) {
+// capacity: how many non-zeros of each row `memory` gets; 0: none, less than 0: as many as pay. alone: only where p is all that
+// its gradient needs
+PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory, bool alone = false) {
     Rows r(kind_of(args[1]));
     GivenMap link;
     Array support, params;
-    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params))
+    if (!r.look(args[1]) || !served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) ||
+        !r.link(link, op, params))
         return none();
+    if (alone && (link.params != Py_None || needs_scores(link.map) || r.rows * r.n >= SAVED_CALL_FROM)) return none();
     if (!r.bounds(link) || (args[3] != Py_None && !r.mask(args[3])) ||
         (capacity && !r.save(capacity, args[1], support, memory)))
         return none();
@@ -107,6 +110,29 @@ ANYMAX_CALL(call_forward) {
     return arguments(count, 5) ? forward(ANYMAX_FORWARD, args, 0, memory) : nullptr;
 }
 
+// (mapping, x, axis, mask, out) -> out, for a tensor. Plain ones on the CPU are served here, where autograd records with no
+// more than p for the gradient; `unusual` sees to all else.
+ANYMAX_CALL(call_quick) {
+    static PyObject *const learned = name_of("requires_grad");
+    if (!arguments(count, 5)) return nullptr;
+    PyObject *const x = args[1];
+    if (args[4] == Py_None && kind_of(x) == TORCH) {
+        const bool recorded = Ref(PyObject_GetAttr(x, learned)).get() != Py_False && ask(bound.recording).get() != Py_False;
+        Ref memory, p;
+        if (!recorded || ask(bound.transforms).get() == Py_False) p = Ref(forward(ANYMAX_FORWARD, args, 0, memory, recorded));
+        if (p && p.get() != Py_None) {
+            if (!recorded) return p.give();
+            static PyObject *const last = PyLong_FromLong(-1);
+            const Ref call(PyTuple_Pack(2, args[0], args[2] == Py_None ? last : args[2]));
+            if (!call) return nullptr;
+            const Ref output(PyTuple_Pack(2, p.get(), call.get()));
+            return output ? ask(bound.record, x, output.get()).give() : nullptr;
+        }
+    }
+    if (PyErr_Occurred()) return nullptr;
+    return ask(bound.unusual, args[0], args[1], args[2], args[3], args[4]).give();
+}
+
 // (mapping, x, axis, mask, out, capacity) -> (out, the support for vjp or None)
 ANYMAX_CALL(call_forward_saving) {
     Ref memory;
@@ -127,5 +153,18 @@ ANYMAX_CALL(call_log_forward) {
 ANYMAX_CALL(call_vjp) {
     if (count == 7) return backward(ANYMAX_VJP, args, args[6]);
     return arguments(count, 6) ? backward(ANYMAX_VJP, args) : nullptr;
+}
+
+// ((mapping, axis), (p,), g) -> (J^T g, None), the gradients of `record`; None as well where there is more in either of them
+ANYMAX_CALL(call_quick_backward) {
+    if (!arguments(count, 3)) return nullptr;
+    PyObject *const call = args[0], *const saved = args[1];
+    if (!PyTuple_Check(call) || PyTuple_Size(call) != 2 || !PyTuple_Check(saved) || PyTuple_Size(saved) != 1) return none();
+    if (ask(bound.recording).get() != Py_False) return none();
+    PyObject *const given[] = {PyTuple_GetItem(call, 0), Py_None, PyTuple_GetItem(saved, 0), args[2],
+                               PyTuple_GetItem(call, 1), Py_None};
+    const Ref out(backward(ANYMAX_VJP, given));
+    if (!out || out.get() == Py_None) return none();
+    return PyTuple_Pack(2, out.get(), Py_None);
 }
 ANYMAX_CALL(call_log_vjp) { return arguments(count, 6) ? backward(ANYMAX_LOG_VJP, args) : nullptr; }

@@ -25,8 +25,10 @@ struct GivenMap {
 #define ANYMAX_CALL(name) PyObject *name(PyObject *, PyObject *const *args, Py_ssize_t count)
 ANYMAX_CALL(call_forward);
 ANYMAX_CALL(call_forward_saving);
+ANYMAX_CALL(call_quick);
 ANYMAX_CALL(call_log_forward);
 ANYMAX_CALL(call_vjp);
+ANYMAX_CALL(call_quick_backward);
 ANYMAX_CALL(call_log_vjp);
 ANYMAX_CALL(call_slope);
 ANYMAX_CALL(call_loss);

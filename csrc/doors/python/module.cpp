@@ -96,8 +96,10 @@ PyObject *set_num_threads(PyObject *, PyObject *count) {
 PyMethodDef methods[] = {
     FAST(forward),
     FAST(forward_saving),
+    FAST(quick),
     FAST(log_forward),
     FAST(vjp),
+    FAST(quick_backward),
     FAST(log_vjp),
     FAST(slope),
     FAST(loss),

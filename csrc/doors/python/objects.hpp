@@ -53,6 +53,11 @@ inline Ref again(PyObject *borrowed) {
     X(ndarray) X(empty_like)
 #define ANYMAX_OF_TORCH(X)                                                                                            \
     X(tensor) X(parameter) X(torch_empty_like)                                                                        \
+    X(empty_strided) /* (sizes, strides, dtype) -> a tensor on the CPU, quicker; None where this torch has none */    \
+    X(transforms)    /* () -> whether a transform of functorch is active */                                           \
+    X(unusual)       /* (mapping, x, axis, mask, out) -> what `quick` does not take itself */                         \
+    X(recording)     /* () -> whether autograd records */                                                             \
+    X(record)        /* (x, (p, (mapping, axis))) -> p as autograd records it */                                      \
     X(modes)    /* () -> how many dispatch modes are on */                                                            \
     X(functions) /* () -> how many modes of functions are on */                                                       \
     X(included) /* (key) -> whether dispatch has it */                                                                \

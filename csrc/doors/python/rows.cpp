@@ -6,7 +6,8 @@
 
 bool Rows::lead(PyObject *a, PyObject *asked_axis, anymax_view *view) {
     Operand &o = operands[0];
-    if (!o.array.read(kind, a) || o.array.dtype > ANYMAX_F16 || o.array.ndim < 1) return false;
+    if (!(o.array.get() == a ? o.array.plain(kind) : o.array.read(kind, a)) || o.array.dtype > ANYMAX_F16 || o.array.ndim < 1)
+        return false;
     ndim = o.array.ndim, dtype = o.array.dtype;
     long long asked = -1;
     if (asked_axis != Py_None) {
@@ -54,7 +55,9 @@ bool Rows::write(PyObject *given, bool zeros) {
     const Operand &like = operands[0];
     if (given == Py_None) {
         if (rows * n * like.array.item() < smallest) {
-            result = ask(kind == TORCH ? bound.torch_empty_like : bound.empty_like, like.array.get());
+            if (kind == TORCH) result = o.array.empty_like(like.array);
+            if (!result && PyErr_Occurred()) return false;
+            if (!result) result = ask(kind == TORCH ? bound.torch_empty_like : bound.empty_like, like.array.get());
         } else {
             const Ref code(PyLong_FromLong(call.map));
             const Ref made = ask(bound.result, like.array.get(), code.get(), zeros ? Py_True : Py_False);
@@ -62,7 +65,7 @@ bool Rows::write(PyObject *given, bool zeros) {
             result = again(PyTuple_GetItem(made.get(), 0));
             call.fresh = (int32_t)PyLong_AsLong(PyTuple_GetItem(made.get(), 1));
         }
-        if (!result || !o.array.read(kind, result.get(), true, true)) return false;
+        if (!result || (o.array.get() != result.get() && !o.array.look(kind, result.get(), true))) return false;
     } else {
         if (!o.array.read(kind, given, true) || o.array.dtype != dtype || !o.array.same_shape(like.array)) return false;
         for (int i = 0; i < ndim; i++)

@@ -41,6 +41,7 @@ class Rows {
     explicit Rows(Kind kind) : kind(kind) {}
     // The first operand: its shape is that of the call.
     bool lead(PyObject *a, PyObject *asked_axis, anymax_view *view);
+    bool look(PyObject *a) { return operands[0].array.look(kind, a); }  // at it, before `lead`
     bool beside(PyObject *a, anymax_view *view);
     bool mask(PyObject *a);
     bool write(PyObject *given, bool zeros);

@@ -22,6 +22,7 @@ import torch.utils.checkpoint
 from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, torch_exports, transformed
 from .._core.mapping import Mapping, loss_learns, scales_scores
+from ..kernels import native
 from ..kernels.engine import BELOW, REDUCTIONS, Engine, IndexLoss
 from ..kernels.link import WITHOUT_LOSS, Link
 from ..kernels.linked import link_of
@@ -31,7 +32,7 @@ from .saving import As, hooked, params_of, restored, with_params
 from .torch_adapter import operation
 from .torch_operations import spec_of, traced_forward
 from .torch_parameters import gradients, learns, needs_plain, traced
-from .torch_rows import CPU, GPU, KINDS, WIDE, Apply, number_of, on_gpu, once, quick, untraced, wrote
+from .torch_rows import CPU, GPU, KINDS, WIDE, direct, number_of, on_gpu, once, quick, record, untraced, wrote
 
 Tensor = torch.Tensor
 
@@ -126,6 +127,9 @@ class _IndexLoss(torch.autograd.Function):
             if by_scores is None:
                 by_scores = _restored_slope(ctx, mapping, x, index, memory, g)
         return by_scores, None, None, None, *by_params
+
+
+_record_loss = direct(_IndexLoss)  # of a quick call
 
 
 def _restored_slope(ctx: Any, mapping: Mapping, x: Tensor, index: Tensor, memory: Tensor | None, g: Tensor) -> Tensor:
@@ -234,10 +238,11 @@ class TorchBridge(Bridge):
         with torch.no_grad():
             saving = engine.forward_learning if learning else engine.forward_saving
             p, support = (engine.forward(mapping, x, mask), None) if hooked() else saving(mapping, x, mask)
-        return Apply.apply(x, (p, support, None), mapping, -1, *params_of(mapping))
+        return record(x, p, support, mapping, -1, *params_of(mapping))
 
     def quick(self) -> Any:
-        return quick
+        engine = native.load()
+        return quick if isinstance(engine, str) else engine.quick
 
     def compiling(self) -> Any:
         return torch.compiler.is_dynamo_compiling
@@ -308,7 +313,7 @@ class TorchBridge(Bridge):
                 if saved is not None:
                     call = _LossCall(mapping, CPU, axis, ignored, reduction, number)
                     loss = IndexLoss(value, saved[1], saved[0], slope)
-                    return _IndexLoss.apply(x, index, loss, call, *(() if number is None else (link.params,)))
+                    return _record_loss(x, index, loss, call, *(() if number is None else (link.params,)))
         if on_gpu(x) and x.numel() and untraced() and GPU.quick("index_loss", mapping, x):
             engine: Any = GPU
         else:

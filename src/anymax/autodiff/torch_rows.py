@@ -6,7 +6,7 @@ chooses an engine.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
@@ -29,89 +29,126 @@ KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` ta
 WIDE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32)}
 _HALVES = (torch.float16, torch.bfloat16)
 CPU, GPU = native.ENGINE, triton.ENGINE
-if not isinstance(native.load(), str):
+_library = native.load()
+if not isinstance(_library, str):
     native.engine_for(torch.empty(0, device="cpu"))
 _tracing = torch._C._get_tracing_state
 
 
-# of a call that autograd records: p; what the engine saved, a tensor or a tuple with one; in a quick call whose parameter is one number,
-# the link with this number
-Output = tuple[Tensor, Any, Link | None]
+class Call(NamedTuple):
+    """What `Apply` keeps of a call beside tensors. That of a quick call is a plain tuple of the first two."""
+
+    mapping: Mapping
+    axis: int
+    kind: type = Tensor  # of p
+    number: Link | None = None  # the link, in a quick call whose parameter is one number
+    lanes: Any = None  # of a GPU's engine: the rest of what it saved beside the memory
+    was: Any = None  # `As` of the memory
+    params_as: tuple[As, ...] = ()
 
 
 class Apply(torch.autograd.Function):
     """p(x), computed by an engine; never under a functorch transform.
 
-    Written out, and not by `operation`, for the calls that take the least time: `python -m benchmarks --only ^overhead`.
+    Written out, and not by `operation`, for the calls that take the least time: `python -m benchmarks --only ^overhead`. `output` is p and
+    a call, and what the engine saved. It is a tuple, since p, given as it is, would count as an input that is returned.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, output: Output, mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
-        p, support, ctx.number = output
-        memory, ctx.support = support, None  # the C++ engine's memory, in a quick call
-        if support is not None and not isinstance(support, Tensor):
-            memory, ctx.support = support.memory, support._replace(memory=None)
-        ctx.call, ctx.kind = (mapping, axis), type(p)
-        ctx.was = None if memory is None else As.of(memory)
-        ctx.save_for_backward(p, x if mapping.needs_scores else None, memory, *params)
-        if params:
-            ctx.params_as = [As.of(value) for value in params]
+    def forward(ctx: Any, x: Tensor, output: Any, *params: Tensor) -> Tensor:
+        if len(output) == 2:
+            p, ctx.call = output
+            ctx.to_save = (p,)  # what `save_for_backward` sets
+            return p
+        p, ctx.call, memory = output
+        ctx.save_for_backward(p, x if ctx.call.mapping.needs_scores else None, memory, *params)
         return p
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, x, memory, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
-        if ctx.number is not None and not _grad():
-            number = torch.empty_like(params[0]) if ctx.needs_input_grad[4] else None
-            out = CPU.quick_vjp(ctx.number, None, p, g, axis, memory, number)
-            if out is not None:
-                return out, None, None, None, number
-        if params:
-            mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
-            if any(ctx.needs_input_grad[4:]):
-                return _learned_backward(ctx, mapping, g, p, x, memory)
-        if ctx.support is None and not _grad():
-            out = CPU.quick_vjp(mapping, x, p, g, axis, memory)
-            if out is not None:
-                return out, *(None,) * (3 + len(params))
-        if on_gpu(p) and (memory is None or As.of(memory) == ctx.was):
-            support = None if memory is None or ctx.support is None else ctx.support._replace(memory=memory)
-            out = _quick_vjp(mapping, axis, p if x is None else x, p, g, support)
-            if out is not None:
-                return out, *(None,) * (3 + len(params))
-        x, p, g, support = _restored(ctx, g, p, x, memory)
-        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
+    def backward(ctx: Any, g: Tensor) -> Any:
+        saved = ctx.saved_tensors  # once: torch's checkpoints say no to a second time
+        return CPU.quick_backward(ctx.call, saved, g) or _backward(ctx, saved, g)
 
 
-def _restored(ctx: Any, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+def direct(function: Any) -> Any:
+    """`apply` of an `autograd.Function` for calls under no transform of functorch.
+
+    torch's own, of the function and of its nodes, ask again what is known, in a third of the time of a small call.
+    """
+    function._backward_cls.apply = function.backward
+    own: Any = super(torch.autograd.Function, function)
+    return own.apply
+
+
+def record(
+    x: Tensor, p: Tensor, support: Any, mapping: Mapping, axis: int, *params: Tensor, number: Link | None = None
+) -> Tensor:
+    """p as autograd records it. `support` is what the engine saved: a tensor, or a tuple with one."""
+    memory, lanes = support, None  # the C++ engine's memory, in a quick call
+    if support is not None and not isinstance(support, Tensor):
+        memory, lanes = support.memory, support._replace(memory=None)
+    was = None if memory is None else As.of(memory)
+    call = Call(mapping, axis, type(p), number, lanes, was, tuple([As.of(value) for value in params]))
+    return Apply.apply(x, (p, call, memory), *params)
+
+
+def _backward(ctx: Any, saved: Any, g: Tensor) -> Any:
+    """The gradients of `Apply`, for what the library does not take as it is."""
+    call, (p, *rest) = Call(*ctx.call), saved
+    x, memory, *params = rest or (None, None)
+    mapping, axis = call.mapping, call.axis
+    if call.number is not None and not _grad():
+        number = torch.empty_like(params[0]) if ctx.needs_input_grad[2] else None
+        out = CPU.quick_vjp(call.number, None, p, g, axis, memory, number)
+        if out is not None:
+            return out, None, number
+    if params:
+        mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, call.params_as)])
+        if any(ctx.needs_input_grad[2:]):
+            return _learned_backward(ctx, mapping, g, p, x, memory)
+    if call.lanes is None and not _grad():
+        out = CPU.quick_vjp(mapping, x, p, g, axis, memory)
+        if out is not None:
+            return out, *(None,) * (1 + len(params))
+    if on_gpu(p) and (memory is None or As.of(memory) == call.was):
+        support = None if memory is None or call.lanes is None else call.lanes._replace(memory=memory)
+        out = _quick_vjp(mapping, axis, p if x is None else x, p, g, support)
+        if out is not None:
+            return out, *(None,) * (1 + len(params))
+    x, p, g, support = _restored(call, g, p, x, memory)
+    return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (1 + len(params))
+
+
+def _restored(call: Call, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
     """(x, p, g, support) of `Apply` as they were saved, the classes last. x is p for a map that does not need the scores."""
-    axis = ctx.call[1]
-    was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
+    axis = call.axis
+    was = As(g.dtype, g.shape, g.device, False, Tensor if call.kind in KINDS else call.kind)
     p = restored(p, was)
     scores = p if x is None else restored(x, was)
     support = None
     if memory is not None:
-        memory = restored(memory, ctx.was)
-        support = non_zeros_in(memory, p, axis) if ctx.support is None else ctx.support._replace(memory=memory)
+        memory = restored(memory, call.was)
+        support = non_zeros_in(memory, p, axis) if call.lanes is None else call.lanes._replace(memory=memory)
     scores, p, g = (to_last(a, axis % a.ndim, xp) for a in (scores, p, g))
     return scores, p, g, support
 
 
 def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tensor | None, memory: Any) -> Any:
     """The gradients of `Apply` by the scores and by the parameters."""
-    axis = ctx.call[1]
-    x, p, g, support = _restored(ctx, g, p, x, memory)
+    call = ctx.call
+    axis = call.axis
+    x, p, g, support = _restored(call, g, p, x, memory)
     if scales_scores(mapping):  # both follow from J^T g
         wide = (upcast(a, xp) for a in (x, p, g))
         by_scores = _vjp(mapping, *wide)
         by_params = gradients(
-            mapping, ctx.needs_input_grad[4:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
+            mapping, ctx.needs_input_grad[2:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
         )
         out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-        return out, None, None, None, *by_params
+        return out, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-    by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: _slope(mapping, name, x, p, g, support))
-    return out, None, None, None, *by_params
+    by_params = gradients(mapping, ctx.needs_input_grad[2:], lambda name: _slope(mapping, name, x, p, g, support))
+    return out, None, *by_params
 
 
 def _slope(mapping: Mapping, name: str, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -150,7 +187,7 @@ def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: 
         if not wants:
             return GPU.forward(mapping, x)
         p, support = (GPU.forward(mapping, x), None) if hooked() else GPU.forward_saving(mapping, x)
-        return Apply.apply(x, (p, support, None), mapping, -1)
+        return record(x, p, support, mapping, -1)
     if wants or type(out) is not Tensor or out.requires_grad or out.is_inference():
         return None
     alike = (
@@ -194,7 +231,7 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
         if support is not None and hooked():
             support = None
         params = () if link.upper is None else params_of(mapping)
-        return Apply.apply(x, (p, support, None), mapping, -1 if axis is None else axis, *params)
+        return record(x, p, support, mapping, -1 if axis is None else axis, *params)
     if out is None:
         return CPU.quick_forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
@@ -218,7 +255,11 @@ def _quick_learned(mapping: Mapping, link: Link, x: Tensor, axis: int | None, ma
     output = CPU.quick_saving(number, x, axis, mask, None, -1)
     if output is None:
         return None
-    return Apply.apply(x, (*output, number), mapping, -1 if axis is None else axis, link.params)
+    return record(x, *output, mapping, -1 if axis is None else axis, link.params, number=number)
+
+
+if not isinstance(_library, str):
+    _library.bind({"unusual": quick, "record": direct(Apply)})
 
 
 def wrote(out: Tensor | None) -> Tensor | None:

@@ -185,10 +185,12 @@ def _map_of(kind: type[Mapping], value: Any, **more: Any) -> Mapping:
 
 def call(name: str, mapping: Mapping, x: Any, axis: Any, options: Any) -> Array:
     """`apply` for the function `name`, which errors about options mention."""
-    out = options.pop("out", None) if options else None
+    out = None
     if options:
-        return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
-    if not _dynamo() and axis is not None and (quick := _QUICK.get(type(x))) is not None:
+        out = options.pop("out", None)
+        if options:
+            return apply(mapping, x, axis, out=out, **check_options(name, _APPLY, options))
+    if axis is not None and not _dynamo() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(mapping, x, axis, None, out)
         return _full_path(mapping, x, axis, None, out, None) if p is None else p
     return apply(mapping, x, axis, out=out)
@@ -318,7 +320,9 @@ def sparse_softmax(
     >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)
     array([0.731, 0.269, 0.   ])
     """
-    if type(k) is int and p is None and not options and not _dynamo():  # the common call, from a cache
+    if (
+        type(k) is int and p is None and (not options or options.keys() == {"out"}) and not _dynamo()
+    ):  # the common call, from a cache
         return call("sparse_softmax", _cached_map(SparseSoftmax, k), x, axis, options)
     # first, since a misspelt k or p is a better error than a missing one
     check_options("sparse_softmax", ("k", "p", *_APPLY), options)

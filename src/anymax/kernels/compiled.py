@@ -28,12 +28,22 @@ class Compiled(Protocol):
         """p, and the memory of `NonZeros`; see `Native.forward_saving`."""
         ...
 
+    def quick(self, mapping: Map, x: Array, axis: int | None, mask: Any, out: Array | None, /) -> Array | None:
+        """`forward` of a tensor on the CPU without a gradient; for all else what the bound function `unusual` returns."""
+        ...
+
     def log_forward(self, mapping: Map, x: Array, axis: int, mask: Any, out: Array | None, /) -> Array | None: ...
 
     def vjp(
         self, mapping: Map, x: Array | None, p: Array, g: Array, axis: int, saved: Array | None, number: Array | None = None, /
     ) -> Array | None:  # fmt: skip
         """J^T g. Writes to `number` the sum over the rows of `<g, dp/dparam>`."""
+        ...
+
+    def quick_backward(
+        self, call: tuple[Any, ...], saved: tuple[Array | None, ...], g: Array, /
+    ) -> tuple[Array, None] | None:
+        """`Engine.quick_backward`."""
         ...
 
     def log_vjp(

@@ -170,6 +170,10 @@ class Engine(ABC):
         """J^T g. Writes to `number` the derivative by a parameter that is one number for all rows."""
         return None
 
+    def quick_backward(self, call: Any, saved: Any, g: Array, /) -> tuple[Array, None] | None:
+        """The gradients of p(x) by x, and None beside them, for the call (mapping, axis) and what it saved, where that is p alone."""
+        return None
+
     def quick_index_loss(
         self, mapping: Any, x: Array, index: Array, value: Array, axis: int, ignored: int, reduction: int, save: bool,
         slope: Array | None = None, /
