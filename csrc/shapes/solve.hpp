@@ -31,9 +31,9 @@ struct Step {
 };
 struct Everyone {};  // who asks, where `go` alone says who goes on
 template <class M>
-constexpr bool ALL = false;
+inline constexpr bool ALL = false;
 template <>
-constexpr bool ALL<Everyone> = true;
+inline constexpr bool ALL<Everyone> = true;
 
 // From `level` as a rule says, which is told the sums at a level and the level; gives the sums that it was told last. A lane
 // that is there stays, whatever the others do, and doesn't hold them up.

@@ -53,7 +53,7 @@ inline uint32_t tile_bounded(Tile<float> &t, int64_t n, const L &link, const Til
     sound &= (room > 1.0f + 1e-4f) & (top > -inf32) & (top - least < FLOAT_RANGE);
     const vf anchor = sound ? top : vf{}, end = sound ? top - least : vf{};
     vf y[TILE_MOST];
-    for (int64_t i = 0; i < n; i++) y[i] = sound & (bounds.at<vf>(i) > 0.0f) ? t.v[i] - anchor : none;
+    for (int64_t i = 0; i < n; i++) y[i] = (sound & (bounds.at<vf>(i) > 0.0f)) ? t.v[i] - anchor : none;
     const vf high_level = end * (float)link.slope * (1.0f + 1e-5f) + (1.0f + 1e-5f);
     vf level = splat(1.0f);
     if (n >= CELLS_FROM) {  // where the best of each eight would be at theirs, if they can be

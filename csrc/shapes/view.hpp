@@ -22,7 +22,7 @@ ANYMAX_INLINE auto lane_view(int64_t count, const V *v) {
     return lane_view<V>(count, [=](int64_t i) ANYMAX_EACH { return v[i]; });
 }
 
-// One row: the same, and sums of 32 go to doubles, whose lanes are joined in the end.
+// One row: the same, and sums of 32 vectors, of doubles 64, go to doubles, whose lanes are joined in the end.
 template <class V, class F>
 struct RowView {
     int64_t count;
@@ -112,12 +112,12 @@ ANYMAX_INLINE Totals<V, At::TOTALS> totals(const LaneView<V, F> &view, const At 
 template <class View, class At, class K>
 ANYMAX_INLINE Totals<double, At::TOTALS> totals(const View &view, const At &at, K keep) {
     typedef typename View::Vector V;
-    constexpr int STEP = At::template AT_ONCE<V> == 1 ? 1 : 4;
+    constexpr int STEP = At::template AT_ONCE<V> == 1 ? 1 : 4, BLOCK = sizeof(scalar<V>) == 8 ? 64 : 32;
     Totals<vd, At::TOTALS> total{};
     const int64_t count = view.count, whole = view.whole();
     for (int64_t i = 0; i < count;) {
         Totals<V, At::TOTALS> sums[2]{};
-        for (const int64_t end = i + 32 < whole ? i + 32 : whole; i + STEP <= end; i += STEP)
+        for (const int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i + STEP <= end; i += STEP)
             add_vectors<STEP>(view, at, i, sums, false, keep);
         for (; i < count && i + STEP > whole; i++) {
             const V y = view.last(i);
