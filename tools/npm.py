@@ -31,7 +31,7 @@ WRITTEN = (
     "perturbed.mjs",
 )
 MADE = ("LICENSE", "NOTICE.txt", "anymax.wasm", "codes.mjs", "engine.mjs")  # from elsewhere in the repository
-MOST = 500_000  # bytes of the archive
+MOST = 550_000  # bytes of the archive
 ENUMERATIONS = {"MAP": "map", "OP": "op", "DTYPE": "dtype", "NOISE": "noise"}
 
 

@@ -239,9 +239,9 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             else:
                 dot = dot_in_steps(tops, top, solved, at, FORM, TILE)
         if FORM.ABOVE is not None:
-            ABOVE: tl.constexpr = FORM.ABOVE
+            OF_HIGH: tl.constexpr = FORM.ABOVE  # a constant is set once
             if high:
-                above = potential(top, solved, dot, ABOVE)
+                above = potential(top, solved, dot, OF_HIGH)
             else:
                 above = potential(top, solved, dot, FORM)
         else:
