@@ -360,7 +360,7 @@ def sample(
     check_draw(mapping, "sample")
     outside = may_draw_none(mapping)  # the last index is none of the classes
     parts = transforms_along(transform, axis, rows.ndim, "sample")
-    read = None if return_support or outside else read_steps(parts, rows, axis, mapping)
+    read = None if outside else read_steps(parts, rows, axis, mapping)
     parts = parts if read is None else read.parts
     cut = full = stop_gradient(rows)
     if parts:
@@ -374,7 +374,7 @@ def sample(
     if read is None:
         drawn = _by_inversion(mapping, cut, full, size, generator, return_log_prob, return_support, outside)
     else:
-        drawn = _in_one_pass(read, mapping, cut, full, size, generator, return_log_prob)
+        drawn = _in_one_pass(read, mapping, cut, full, size, generator, return_log_prob, return_support)
     if invalid is not None:
         drawn = drawn._replace(index=validated("sample", drawn.index, call.rows, invalid, xp))
     if outside:  # which is no lost row
@@ -404,18 +404,21 @@ def _in_one_pass(
     size: int,
     generator: Any,
     log_prob: bool,
+    support: bool,
 ) -> Sample:
     """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
     every = tuple(step for step, _ in read.steps)
-    drawn = read.engine.decode(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
+    rows = upcast(cut, xp) if support else cut  # the scores that are left are in fp32 or fp64
+    drawn = read.engine.decode(mapping, rows, every, u=uniforms(cut, size, generator, xp), log_p=log_prob, left=support)
+    listed = support_of(apply(mapping, drawn.left), xp) if support else None
     if not log_prob:
-        return Sample(drawn.index)
+        return Sample(drawn.index, support=listed)
     without_cuts = tuple(step for step, truncates in read.steps if not truncates)
     same = full is cut and len(without_cuts) == len(every)
     full_log_p = drawn.log_p if same else read.engine.decode(mapping, full, without_cuts, given=drawn.index).log_p
     wide = upcast(cut[..., :0], xp).dtype
-    return Sample(drawn.index, xp.astype(drawn.log_p, wide), xp.astype(full_log_p, wide))
+    return Sample(drawn.index, xp.astype(drawn.log_p, wide), xp.astype(full_log_p, wide), listed)
 
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
