@@ -400,7 +400,7 @@ def test_the_readme_prints_what_it_says(installed):
 
 
 def test_many_calls_leave_the_memory_as_it_is(installed):
-    """What a call takes of the engine's memory it gives back or keeps for the next, an error or not; memory that grows leaves results of before as they are."""
+    """A call gives back what it takes of the engine's memory, or keeps it for the next; memory that grows leaves older results as they are."""
     script = """
     import { readFile } from "node:fs/promises";
     import { createRequire } from "node:module";
