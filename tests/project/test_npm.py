@@ -400,7 +400,7 @@ def test_the_readme_prints_what_it_says(installed):
 
 
 def test_many_calls_leave_the_memory_as_it_is(installed):
-    """A call gives back what it takes of the engine's memory, or keeps it for the next; memory that grows leaves older results as they are."""
+    """A call gives back what it takes of the engine's memory, or keeps it for the next; results of before stay as they are."""
     script = """
     import { readFile } from "node:fs/promises";
     import { createRequire } from "node:module";
