@@ -146,6 +146,7 @@ class RowLoss(PerRow):
         self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None, short: ShortRow, xp: Namespace
     ) -> Array:
         """The loss of each row, of a class index. Class weights are inside softmax's -<y, log p>, and multiply other losses."""
+        s = upcast(s, xp) if mapping.params() else s  # a parameter's gradient is not to be rounded
         value, smoothing = loss_of_class(loss_of(mapping), mapping, s, short.at), self.options.smoothing
         if smoothing and not mapping.is_softmax:
             value = self._smoothed(mapping, value, s, short, xp)

@@ -251,9 +251,8 @@ class LossJob(NamedTuple):
     """The job of a loss, and what its targets say of the rows."""
 
     job: Job
-    without_class: (
-        Array | None
-    )  # [rows], True where the class index is to be left out; None if the targets are distributions
+    # [rows], True where the class index is to be left out; None if the targets are distributions
+    without_class: Array | None
     counted: Array  # [rows], what each row counts in a mean
 
 
