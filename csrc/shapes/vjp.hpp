@@ -39,8 +39,9 @@ struct LaneSum {
     }
 };
 
-// -- views: p and g of one row, or of rows one a lane; where the product goes, by write(f), whose f(i) gives the vector at place
-//    i and reads what lies there alone; and weights that are too expensive to compute twice. Here all of it is in whole vectors
+// -- views: p and g of one row, or of rows one a lane; where the product goes, by write(f), whose f(i) gives the vector at
+//    place i and reads what lies there alone; and weights that are too expensive to compute twice. Here all of it is in whole
+//    vectors
 
 template <class C, class S, int K>
 struct View {

@@ -89,6 +89,7 @@ from .rows import (
     from_last,
     joined,
     kth_largest,
+    listed,
     pick_axis,
     poison,
     running_dtype,

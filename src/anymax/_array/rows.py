@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .convert import is_int, number, shown
+from .convert import adopt, is_int, number, on_host, shown
 from .dtypes import is_floating, without_autocast
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 from .places import descending, positions
+from .tracing import known
 
 _T = TypeVar("_T")
 
@@ -170,3 +171,14 @@ def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float 
 def poison(out: Array, where: Array, xp: Namespace) -> Array:
     """NaN where `where` is True. JAX gets a scalar: an array of NaNs would trigger its debug_nans for sound rows too."""
     return xp.where(where, math.nan if is_jax(out) else math.nan * xp.ones_like(out), out)
+
+
+def listed(keep: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Where `keep` [rows, n] is True: the places, row after row, and where each row begins among them, [rows + 1]."""
+    if known(keep) and keep.shape[-1] and not is_jax(keep):  # NumPy passes over what is False a word at a time
+        row, places = np.divmod(np.flatnonzero(on_host(keep)), keep.shape[-1])
+        begins = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=keep.shape[0]))])
+        return adopt(places, keep, xp), adopt(begins, keep, xp)
+    places = xp.nonzero(keep)[1]
+    size = xp.sum(xp.astype(keep, places.dtype), axis=-1, dtype=places.dtype)
+    return places, xp.concat([xp.zeros((1,), dtype=places.dtype, **device_of(keep)), running_sum(size, xp)])

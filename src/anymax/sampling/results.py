@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
-import numpy as np
-
-from .._array import Array, Namespace, adopt, device_of, eager, is_jax, known, on_host, running_sum, stop_gradient
+from .._array import Array, Namespace, eager, listed, stop_gradient
 from .._core.tables import Default
 from .._core.typing import Axes
 
@@ -86,14 +84,7 @@ def support_of(p: Array, xp: Namespace) -> Support:
         raise TypeError(
             "return_support: how many classes there are depends on the scores; leave it out where they are traced (jit)"
         )
-    keep = xp.reshape(p > 0, (-1, p.shape[-1]))
-    if known(keep) and p.shape[-1] and not is_jax(keep):  # NumPy passes over what is False a word at a time
-        row, ids = np.divmod(np.flatnonzero(on_host(keep)), p.shape[-1])
-        size = np.bincount(row, minlength=keep.shape[0])
-        return Support(adopt(ids, p, xp), adopt(np.concatenate([[0], np.cumsum(size)]), p, xp))
-    ids = xp.nonzero(keep)[1]
-    size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
-    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **device_of(p)), running_sum(size, xp)]))
+    return Support(*listed(xp.reshape(p > 0, (-1, p.shape[-1])), xp))
 
 
 def check_invalid(who: str, invalid: Any) -> None:
