@@ -49,7 +49,7 @@ GROUPS = {
     "layout": "Other axes, tiny rows, one long row, masks",
     "attention": "Attention, one head of 64 features",
     "decoding": "Decoding and distributions, rows x vocabulary",
-    "ordering": "Soft ranks and soft sorting, forward and backward",
+    "ordering": "Soft ranks, soft sorting and Fusedmax, forward and backward",
     "ragged": "Ragged rows: entries x segments x heads",
     "output layer": "Output layers, forward and backward: rows x classes",
     "transport": "Transport: Sinkhorn, matrices x rows x columns",

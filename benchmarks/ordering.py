@@ -1,4 +1,4 @@
-"""The cases of soft ranks and soft sorting, forward and backward, beside torchsort."""
+"""The cases of soft ranks and soft sorting, forward and backward, beside torchsort; and of Fusedmax beside torch.softmax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anymax
 
 from .cases import OURS, Bar, Case, Workload, differs
 
-PEER = "torchsort"
+PEER, SOFTMAX = "torchsort", "torch.softmax"
 STRENGTH = 1.0
 OURS_OF = {"soft_rank": anymax.soft_rank, "soft_sort": anymax.soft_sort}
 
@@ -36,8 +36,30 @@ def both_ways(case: Case) -> Workload:
     return Workload(contenders, check, "native", 4 * x.nbytes)
 
 
+def fusedmax(case: Case) -> Workload:
+    import torch
+
+    generator = torch.Generator().manual_seed(case.n)
+    x, g = (torch.randn(case.shape, generator=generator) for _ in range(2))
+    x = (3 * x).requires_grad_()
+    mapping = anymax.Fusedmax(float(case.map.split()[1]))
+    contenders: dict[str, Callable[[], Any]] = {
+        OURS: lambda: torch.autograd.grad(anymax.apply(mapping, x), x, g),
+        SOFTMAX: lambda: torch.autograd.grad(torch.softmax(x, -1), x, g),
+    }
+
+    def check() -> str | None:
+        p = anymax.apply(mapping, x.detach())
+        with anymax.use("reference"):
+            return differs(p, anymax.apply(mapping, x.detach()), case.dtype)
+
+    return Workload(contenders, check, "fused", 4 * x.nbytes)
+
+
 def ordering_cases() -> Iterator[Case]:
     for verb in OURS_OF:
         for regularization, most in (("l2", 0.2), ("kl", 0.25)):
             bars = (Bar(PEER, at_most=most),)
             yield Case("ordering", f"{verb} {regularization}", (512, 1000), both_ways, bars, needs=("torch", PEER))
+    for shape, strength in (((512, 1000), 0.1), ((1, 100_000), 0.1), ((512, 1000), 1.0)):
+        yield Case("ordering", f"fusedmax {strength}", shape, fusedmax, (Bar(SOFTMAX, at_most=20.0),), needs=("torch",))

@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 11
+#define ANYMAX_ABI 12
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -170,6 +170,23 @@ typedef struct {
 } anymax_order_call;
 ANYMAX_API int anymax_order(const anymax_order_call *call);
 ANYMAX_API int anymax_order_vjp(const anymax_order_call *call);
+
+/* Fusedmax, sparsemax after total variation denoising; rows in C order, F32 or F64. -inf is a masked class: it is left out of
+   the chain, and its p is 0. A row with NaN or +inf, or whose strength is not finite or below 0, becomes NaN. */
+typedef struct {
+    int32_t dtype, pool;
+    int64_t rows, n;
+    const double *strength; /* read by anymax_fused: of row r at strength + r * strength_step, */
+    int64_t strength_step;  /* 0 or 1 */
+    const void *x;
+    uint8_t *begins; /* [rows, n]: 0 where a class continues a group of one p above 0, else 1. anymax_fused writes it unless it
+                        is NULL; the gradient reads it */
+    const void *p, *g; /* read by the gradient: the result of anymax_fused, and the incoming gradient */
+    void *out;
+    double *slope; /* [rows]: written by the gradient, <g, dp/dstrength>, or NULL */
+} anymax_fused_call;
+ANYMAX_API int anymax_fused(const anymax_fused_call *call);
+ANYMAX_API int anymax_fused_vjp(const anymax_fused_call *call);
 
 /* Truncations of rows one after the other, then draws from a map of the scores that they leave. A step keeps `least` classes at
    least; equal scores at the end of a step stay by their place, but for TYPICAL and WITHOUT_TOP, which treat them alike. */

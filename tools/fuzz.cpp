@@ -1754,6 +1754,65 @@ void ordered(Random &random, const std::string &isa) {
     }
 }
 
+// Fusedmax: groups have one p each, and x - p - tau is a difference of prices that are at most the strength.
+template <class C>
+void fused(Random &random, const std::string &isa) {
+    anymax_fused_call c;
+    memset(&c, 0, sizeof c);
+    c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.rows = random.below(6),
+    c.n = 1 + random.below(random.chance(0.1) ? 5000 : 300), c.strength_step = random.chance(0.5);
+    const int64_t rows = c.rows, n = c.n, lost = rows && random.chance(0.2) ? random.below(rows) : -1;
+    std::vector<double> strength((size_t)rows + 1);
+    for (double &s : strength) s = random.chance(0.1) ? 0.0 : pow(10.0, random.real(-3.0, 2.0));
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; fusedmax by %s, %s: %ld rows of %ld, strength %g",
+             isa.c_str(), DTYPE[c.dtype], (long)rows, (long)n, strength[0]);
+    Block x, begins, out, g, back, slope;
+    random_rows<C>(random, x, rows, n, lost), random_rows<C>(random, g, rows, n, -1);
+    for (int64_t i = 0; i < rows * n; i++)
+        if (!(((C *)g.data)[i] > -INF)) ((C *)g.data)[i] = 0;
+    c.x = x.data, c.strength = strength.data();
+    twice(random, begins, rows * n, "the groups", [&](char *to, int pool) {
+        Block unused;
+        unused.make(x.size, 0);
+        c.begins = (uint8_t *)to, c.out = unused.data, c.pool = pool;
+        return anymax_fused(&c);
+    });
+    c.begins = random.chance(0.5) ? (uint8_t *)begins.data : nullptr;
+    twice(random, out, x.size, "fusedmax", [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_fused(&c); });
+    c.begins = (uint8_t *)begins.data, c.p = out.data, c.g = g.data;
+    slope.make(rows * 8, 0);
+    c.slope = random.chance(0.5) ? (double *)slope.data : nullptr;
+    twice(random, back, x.size, "its gradient",
+          [&](char *to, int pool) { return c.out = to, c.pool = pool, anymax_fused_vjp(&c); });
+    const auto at = [n](const Block &b, int64_t r, int64_t i) { return (double)((const C *)b.data)[r * n + i]; };
+    for (int64_t r = 0; r < rows; r++) {
+        double sum = 0.0, before = 0.0, moved = 0.0;
+        bool any = false;
+        for (int64_t i = 0; i < n; i++) {
+            const double p = at(out, r, i);
+            if (r == lost) {
+                if (p == p || at(back, r, i) == at(back, r, i)) fail("row %ld is poisoned, and has a number", (long)r);
+                continue;
+            }
+            if (!(p >= 0.0 && p <= 1.0 + 1e-6)) fail("row %ld, class %ld: %g", (long)r, (long)i, p);
+            sum += p, moved += at(back, r, i);
+            if (!(at(x, r, i) > -INF)) {
+                if (p != 0.0 || at(back, r, i) != 0.0) fail("row %ld: the masked class %ld has a number", (long)r, (long)i);
+                continue;
+            }
+            if (any && !c.begins[r * n + i] && p != before)
+                fail("row %ld: class %ld has not the p of its group", (long)r, (long)i);
+            any = true, before = p;
+        }
+        const double near = (sizeof(C) == 8 ? 1e-10 : 1e-5) * (double)(1 + n);
+        if (r != lost && any && !(fabs(sum - 1.0) <= near)) fail("row %ld adds up to %g", (long)r, sum);
+        if (r != lost && !(fabs(moved) <= 1e3 * near)) fail("the gradient of row %ld adds up to %g", (long)r, moved);
+    }
+    std::vector<char> wrong((size_t)(rows * n), (char)0xff);  // no groups of these rows: nothing breaks
+    c.begins = (uint8_t *)wrong.data(), c.out = back.data;
+    if (anymax_fused_vjp(&c)) fail("groups that are all of size 1 were refused");
+}
+
 // The k largest of each row: with groups only that they are classes, each once.
 void chosen(Random &random, const std::string &isa) {
     anymax_choice_call c;
@@ -1955,6 +2014,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     if (random.chance(0.4)) ragged(random, isa);
     if (random.chance(0.1)) (random.chance(0.5) ? linear_heads<float> : linear_heads<double>)(random, isa);
     if (random.chance(0.2)) (random.chance(0.5) ? ordered<float> : ordered<double>)(random, isa);
+    if (random.chance(0.2)) (random.chance(0.5) ? fused<float> : fused<double>)(random, isa);
     if (random.chance(0.2)) chosen(random, isa);
     if (random.chance(0.1)) (random.chance(0.5) ? transported<float> : transported<double>)(random, isa);
     if (random.chance(0.2)) by_table(random, isa);
@@ -2175,6 +2235,20 @@ void refused() {
                      [](Order &c) { c.n = INT64_MAX; }, [](Order &c) { c.rows = INT64_MAX; },
                      [](Order &c) { c.strength = 0.0; }, [](Order &c) { c.strength = NaN; }, [](Order &c) { c.strength = INF; },
                      [](Order &c) { c.x = nullptr; }, [](Order &c) { c.out = nullptr; }});
+    using Fused = anymax_fused_call;
+    const double one = 1.0;
+    const Fused a_fused{ANYMAX_F32,   -1,           rows,         n,      &one, 0, bytes.data(), (uint8_t *)bytes.data(),
+                        bytes.data(), bytes.data(), bytes.data(), nullptr};
+    for (const auto run : {anymax_fused, anymax_fused_vjp})
+        refuse_each("fusedmax", a_fused, run,
+                    {[](Fused &c) { c.dtype = ANYMAX_BF16; }, [](Fused &c) { c.rows = -1; }, [](Fused &c) { c.n = 0; },
+                     [](Fused &c) { c.n = INT64_MAX; }, [](Fused &c) { c.rows = INT64_MAX; }, [](Fused &c) { c.x = nullptr; },
+                     [](Fused &c) { c.out = nullptr; }});
+    refuse_each("fusedmax", a_fused, anymax_fused,
+                {[](Fused &c) { c.strength = nullptr; }, [](Fused &c) { c.strength_step = 2; },
+                 [](Fused &c) { c.strength_step = -1; }});
+    refuse_each("the gradient of fusedmax", a_fused, anymax_fused_vjp,
+                {[](Fused &c) { c.begins = nullptr; }, [](Fused &c) { c.p = nullptr; }, [](Fused &c) { c.g = nullptr; }});
     using Choice = anymax_choice_call;
     refuse_each(
         "a choice", Choice{ANYMAX_F32, -1, rows, n, bytes.data(), 3, 4, 2, 2, places.data()}, anymax_choose,

@@ -65,7 +65,7 @@ compile() {
             compile "$(basename "$file" .cpp)_on_$unit.o" "$file" $common $checks -fno-exceptions -fno-rtti $(flags_of "_${unit^^}") "-DANYMAX_UNIT=$unit" -I "$root/csrc"
         done
     done
-    for file in abi order ragged pool xla_ffi; do
+    for file in abi order fused ragged pool xla_ffi; do
         compile $file.o "$root/csrc/doors/$file.cpp" $common $checks -fno-exceptions -fno-rtti $have -I "$root/csrc"
     done
     # the driver itself would take most of the time under ThreadSanitizer; it shares nothing but atomics

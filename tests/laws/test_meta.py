@@ -13,7 +13,7 @@ import pytest
 from cases import CASES, TABLE
 
 import anymax as am
-from anymax.kernels import order
+from anymax.kernels import fused, order
 from anymax.mappings import CATALOGUE
 
 ROOT = pathlib.Path(am.__file__).parent
@@ -67,7 +67,7 @@ WITH_NUMBERS_ALONE = {"src/anymax/explorer/maps.mjs": r"\b{C}\("}  # the page ha
 def missing_places(kind, root=REPOSITORY):
     """The files that don't know a map, each with what it should say."""
     places = PLACES
-    if kind.kernel and kind.kernel not in order.KERNELS:
+    if kind.kernel and kind.kernel not in (*order.KERNELS, fused.KERNEL):
         places = places | WITH_A_KERNEL | ({} if kind.per_class else WITH_NUMBERS_ALONE)
     out = []
     for file, pattern in places.items():

@@ -11,6 +11,7 @@ import pytest
 from kinds import KINDS, back, every_kind, jax_in_the_whole_battery
 
 import anymax as am
+from anymax.kernels import fused, reference
 
 INF = math.inf
 
@@ -49,6 +50,81 @@ def test_p_is_that_of_the_taut_string(kind):
             np.testing.assert_allclose(back(am.apply(am.Fusedmax(strength), c(x))), exact(x, strength), atol=atol)
         got = back(am.apply(am.Fusedmax(c(each.astype(dtype))), c(x)))
         np.testing.assert_allclose(got, exact(x, each.astype(dtype)), atol=atol)
+
+
+def engine_or_skip():
+    if am.choose("forward", am.Fusedmax(), np.zeros(2)).name != "fused":
+        pytest.skip("the engine is not compiled")
+    return fused.ENGINE
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 600])
+@pytest.mark.parametrize("each", [False, True], ids=["one strength", "one a row"])
+def test_the_engine_and_the_array_code_agree(n, each):
+    engine = engine_or_skip()
+    rng = np.random.default_rng(n)
+    for dtype, atol in ((np.float64, 1e-12), (np.float32, 2e-6), (np.float16, 1e-3)):
+        x = (rng.normal(size=(24, n)) * rng.choice([0.1, 1.0, 30.0], (24, 1))).astype(dtype)
+        x[:6][rng.random((6, n)) < 0.3] = -INF
+        x[6], x[7, n // 2], x[8, 0] = -INF, np.nan, INF
+        g = rng.normal(size=x.shape).astype(dtype)
+        mapping = am.Fusedmax(rng.choice([0.0, 0.03, 0.7, 40.0], (24, 1)) if each else 0.31)
+        p, groups = engine.forward_saving(mapping, x)
+        want = reference.ENGINE.forward(mapping, x)
+        np.testing.assert_allclose(p, want, atol=atol)
+        assert np.isnan(p[[7, 8]]).all()
+        assert (p[6] == 0).all()
+        assert groups.memory.shape == x.shape
+        by_scores = reference.ENGINE.vjp(mapping, x, want, g)
+        for saved in (groups, None):
+            np.testing.assert_allclose(engine.vjp(mapping, x, p, g, saved), by_scores, atol=20 * atol)
+        slope = engine.slope(mapping, "strength", x, p, g, groups)
+        by_strength = reference.ENGINE.slope(mapping, "strength", x, want, g)
+        np.testing.assert_allclose(slope, by_strength, rtol=1e-3 if dtype == np.float16 else 1e-5, atol=50 * n * atol)
+
+
+def test_the_derivative_by_the_strength_is_that_of_differences():
+    engine = engine_or_skip()
+    rng = np.random.default_rng(0)
+    x, g, h = rng.normal(size=(50, 13)), rng.normal(size=(50, 13)), 1e-7
+    x[::3, 4:6] = -INF
+    p = [engine.forward(am.Fusedmax(0.2 + step), x) for step in (-h, 0.0, h)]
+    want = ((p[2] - p[0]) * g).sum(-1, keepdims=True) / (2 * h)
+    np.testing.assert_allclose(engine.slope(am.Fusedmax(0.2), "strength", x, p[1], g), want, atol=1e-6)
+
+
+def test_what_decides_for_the_engine():
+    engine = engine_or_skip()
+    x = np.zeros((2, 3))
+    assert {op: am.choose(op, am.Fusedmax(), x).name for op in ("forward", "vjp", "loss", "slope")} == {
+        "forward": "fused", "vjp": "fused", "loss": "reference", "slope": "fused",
+    }  # fmt: skip
+    assert engine.refuse("forward", am.Sparsemax(), x) == "its map is Fusedmax"
+    torch = pytest.importorskip("torch")
+    learned = am.Fusedmax(torch.tensor(0.1, requires_grad=True))
+    assert am.choose("forward", learned, torch.zeros(2, 3)).name == "fused"
+    assert "its strength: it takes" in engine.refuse("forward", am.Fusedmax(torch.tensor(0.1, device="meta")), x)
+
+
+@pytest.mark.parametrize("shape", ["rising", "falling", "waves", "steps", "alternating"])
+def test_long_rows_whose_hulls_are_long(shape):
+    """Each place joins and leaves a hull once, and the sums stay exact enough."""
+    engine_or_skip()
+    n = 30_000
+    t = np.arange(n) / n
+    x = {
+        "rising": t * t, "falling": -t * t, "waves": np.sin(40 * t) + 1e-3 * np.sin(7000 * t), "steps": np.floor(9 * t),
+        "alternating": np.tile([0.0, 1.0], n // 2),
+    }[shape]  # fmt: skip
+    for strength in (1e-4, 0.3, 50.0):
+        p = am.apply(am.Fusedmax(strength), x)
+        np.testing.assert_allclose(p, am.apply(am.Fusedmax(strength), x[::-1])[::-1], atol=1e-12)
+        np.testing.assert_allclose(p.sum(), 1.0, atol=1e-12)
+        inside = p > 0
+        rest = np.cumsum(np.where(inside, x - p, 0.0)) if inside.all() else None
+        if rest is not None:  # x - p - tau is a difference of prices that are at most the strength
+            price = rest - rest[-1] * np.arange(1, n + 1) / n
+            assert np.abs(price).max() <= strength * (1 + 1e-9) + 1e-9
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 40])

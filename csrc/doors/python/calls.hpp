@@ -42,6 +42,8 @@ ANYMAX_CALL(call_sort_segments);
 ANYMAX_CALL(call_linear);
 ANYMAX_CALL(call_order);
 ANYMAX_CALL(call_order_vjp);
+ANYMAX_CALL(call_fused);
+ANYMAX_CALL(call_fused_vjp);
 ANYMAX_CALL(call_tabled);
 ANYMAX_CALL(call_ratio);
 ANYMAX_CALL(call_plan);

@@ -113,6 +113,8 @@ PyMethodDef methods[] = {
     FAST(linear),
     FAST(order),
     FAST(order_vjp),
+    FAST(fused),
+    FAST(fused_vjp),
     FAST(tabled),
     FAST(ratio),
     FAST(plan),

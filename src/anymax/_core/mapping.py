@@ -286,6 +286,8 @@ class Mapping(ABC):
             stale = {name: getattr(family, name) for name in _OF_P} | {"kernel": None}
             if cls.kernel is None:  # the class that it derives from has said `parts` of its own formulas
                 del stale["parts"]
+            elif isinstance(cls.parts, Parts) and cls.parts.loss_of_whole_target:  # as its loss still does
+                stale["parts"] = Parts(loss_of_whole_target=True)
         if any(name in members for name in _MAKES_P):
             stale["log_forward"] = Mapping.log_forward
         for name, value in stale.items():

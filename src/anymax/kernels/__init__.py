@@ -18,7 +18,7 @@ from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._core.rows import prepare
 from .._core.typing import AnyArray, DType, Numbers
-from . import choice, framework, native, order, ragged, reference, tabled, triton, xla
+from . import choice, framework, fused, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked, unlearned
 from .engine import OPS, SLOPE, Engine, SegmentsAlong, SegmentsEngine
 from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SELECT, SINKHORN, SINKHORN_LIMIT
@@ -27,6 +27,7 @@ from .triton import ragged as triton_ragged
 ENGINES: tuple[Engine, ...] = (
     native.ENGINE,
     order.ENGINE,
+    fused.ENGINE,
     tabled.ENGINE,
     triton.ENGINE,
     framework.ENGINE,
@@ -95,9 +96,9 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     Parameters
     ----------
     name
-        "native" (the compiled CPU engine), "order" (the same for soft ranks and soft sorting), "tabled" (the same for maps without a
-        kernel), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or "reference" (array-API code, which computes
-        every call).
+        "native" (the compiled CPU engine), "order" (the same for soft ranks and soft sorting), "fused" (for Fusedmax), "tabled" (for maps
+        without a kernel), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or "reference" (array-API code, which
+        computes every call).
 
     Returns
     -------

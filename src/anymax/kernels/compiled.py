@@ -80,6 +80,16 @@ class Compiled(Protocol):
         self, x: Array | None, p: Array, g: Array, order: Array, out: Array, strength: float, how: int, /
     ) -> bool | None: ...
 
+    def fused(self, x: Array, strength: np.ndarray, out: Array, begins: Array | None, /) -> bool | None:
+        """Writes p of Fusedmax to `out`, and `begins` as `fused.Groups` has it; `strength` is float64 with one number, or one a row."""
+        ...
+
+    def fused_vjp(
+        self, x: Array, p: Array, g: Array, begins: Array, out: Array, slope: np.ndarray | None, /
+    ) -> bool | None:
+        """Writes J^T g to `out`, and `<g, dp / dstrength>` of each row to `slope`, float64."""
+        ...
+
     def choose(self, x: Array, k: int, groups: int, kept: int, most: int, index: Array, /) -> bool | None:
         """Writes the ids of the k largest scores, as `selection.chosen` has them."""
         ...

@@ -72,7 +72,9 @@ class Fusedmax(Mapping):
 
     name = "fusedmax"
     formula = "p = sparsemax(TV(x))"
+    kernel = "fusedmax"
     iterative = True
+    learns = ("strength",)
 
     def __post_init__(self) -> None:
         check_ranges(self, "the price of a difference", "strength")
@@ -148,6 +150,14 @@ class Fusedmax(Mapping):
         held = self.frozen().hold(stop_gradient(x), xp)
         return self._averaged(_SPARSEMAX.vjp(x, p, g, xp), keep, held, xp) + xp.where(xp.isnan(p), p, xp.zeros_like(p))
 
+    def param_jvp(self, name: str, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        """Neighbouring groups approach each other: a change of the scores that is one number in each group."""
+        _, keep, _ = finite_scores(x, xp)
+        held, n = self.frozen().hold(stop_gradient(x), xp), x.shape[-1]
+        first, last, pull = (held[..., i * n : (i + 1) * n] for i in range(3))
+        change = take(pull / (last - first + 1.0), _inverse(_order(keep, xp), xp), xp)
+        return self.jvp(x, p, xp.where(keep, change, xp.zeros_like(change)) * v, xp)
+
     # -- the loss ------------------------------------------------------------------------------------------------------------
 
     def omega(self, q: Array, xp: Namespace) -> Array:
@@ -190,6 +200,8 @@ def _index(place: Array, xp: Namespace) -> Array:
 
 def _variation(q: Array, keep: Array, xp: Namespace) -> Array:
     """sum |q_(i+1) - q_i| over the kept classes, [..., 1]."""
+    if decides(keep) and bool(xp.all(keep)):
+        return total(xp.abs(q[..., 1:] - q[..., :-1]), xp)
     order = _order(keep, xp)
     kept = take(keep, order, xp)[..., 1:]
     q = take(q, order, xp)

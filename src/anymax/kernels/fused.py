@@ -1,0 +1,92 @@
+"""The engine for Fusedmax: the C++ engine (csrc/fused/), for NumPy arrays and torch tensors on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array import Array, as_dtype, is_array, namespace, on_host, upcast
+from .._core.mapping import Mapping
+from . import native
+from .arrays import arrays_of, empty_like, wide
+from .engine import SLOPE, Engine
+
+KERNEL = "fusedmax"  # of the map
+_ENGINE = "the engine of Fusedmax"
+
+
+class Groups(NamedTuple):
+    """Where the groups of each row begin, [..., n]."""
+
+    memory: Array  # bool
+
+
+class Fused(Engine):
+    name = "fused"
+    ops = ("forward", "vjp", SLOPE)
+    compiled = True
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        if mapping.kernel != KERNEL:
+            return "its map is Fusedmax"
+        if op not in self.ops:
+            return self.lacks(op)
+        strength = _strength(mapping)
+        reason = native.refuse_array(strength) if is_array(strength) else None
+        return f"its strength: {reason}" if reason else native.refuse_array(x)
+
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return _forward(mapping, x, None)
+
+    def forward_saving(
+        self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
+    ) -> tuple[Array, Groups]:
+        groups = Groups(arrays_of(x).empty(tuple(x.shape), "bool"))
+        return _forward(mapping, x, groups), groups
+
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Groups | None = None) -> Array:
+        return _backward(mapping, x, p, g, saved, None)
+
+    def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Groups | None = None) -> Array:
+        slope = np.empty((*p.shape[:-1], 1))
+        _backward(mapping, x, p, g, saved, slope)
+        arrays = arrays_of(p)
+        return arrays.cast(slope, wide(p), p)
+
+    def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
+        return "row: denoised in one reading, and its groups projected"
+
+
+def _strength(mapping: Any) -> Any:
+    return mapping.strength
+
+
+def _forward(mapping: Mapping, x: Array, groups: Groups | None) -> Array:
+    """p(x), and where its groups begin, written to `groups`."""
+    xp, strength = namespace(x), _strength(mapping)
+    rows = arrays_of(x).contiguous(upcast(x, xp))
+    if is_array(strength):
+        strength = np.broadcast_to(on_host(strength), (*x.shape[:-1], 1)).reshape(-1)
+    out = empty_like(rows)
+    answer = native.engine_for(x).fused(
+        rows, np.array(strength, np.float64, ndmin=1, order="C"), out, groups and groups.memory
+    )
+    if answer is None:
+        raise native.not_computed(mapping.name, x, engine=_ENGINE)
+    return as_dtype(out, x.dtype, xp)
+
+
+def _backward(mapping: Mapping, x: Array, p: Array, g: Array, groups: Groups | None, slope: np.ndarray | None) -> Array:
+    """J^T g, and its product with the derivative by the strength, written to `slope`."""
+    groups = ENGINE.forward_saving(mapping, x)[1] if groups is None else groups
+    xp, arrays = namespace(p), arrays_of(p)
+    x, p, g, dtype = (*(arrays.contiguous(upcast(a, xp)) for a in (x, p, g)), p.dtype)
+    out = empty_like(p)
+    answer = native.engine_for(p).fused_vjp(x, p, g, arrays.contiguous(groups.memory), out, slope)
+    if answer is None:
+        raise native.not_computed(mapping.name, p, g, engine=_ENGINE)
+    return as_dtype(out, dtype, xp)
+
+
+ENGINE = Fused()
