@@ -167,6 +167,8 @@ typedef struct {
                           writes it unless it is NULL */
     const void *p, *g; /* read by the gradient: the result of anymax_order, and the incoming gradient */
     void *out;
+    const double *strengths; /* [rows], in the place of `strength`, or NULL; a row whose own is not finite and above 0 becomes
+                                NaN */
 } anymax_order_call;
 ANYMAX_API int anymax_order(const anymax_order_call *call);
 ANYMAX_API int anymax_order_vjp(const anymax_order_call *call);

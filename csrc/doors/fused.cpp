@@ -1,6 +1,7 @@
 // Fusedmax at the C ABI.
 #include "core/unit.h"
 #include "doors/dispatch.hpp"
+#include "doors/pool.h"
 #include "fused/rows.hpp"
 
 using namespace ANYMAX_UNIT;
@@ -46,19 +47,24 @@ int check(const anymax_fused_call *call) {
 
 }  // namespace
 
-extern "C" int anymax_fused(const anymax_fused_call *call) {
+extern "C" int anymax_fused_by(const anymax_fused_call *call, anymax_parallel team) {
     const int code = check(call);
     if (code || !call->rows) return code;
     if (call->strength_step < 0 || call->strength_step > 1) return ANYMAX_BAD_SHAPE;
     if (!call->x || !call->strength || !call->out) return ANYMAX_BAD_POINTER;
-    const anymax_parallel team = parallel_of(call->pool);
     return call->dtype == ANYMAX_F64 ? forward<double>(call, team) : forward<float>(call, team);
 }
 
-extern "C" int anymax_fused_vjp(const anymax_fused_call *call) {
+extern "C" int anymax_fused_vjp_by(const anymax_fused_call *call, anymax_parallel team) {
     const int code = check(call);
     if (code || !call->rows) return code;
     if (!call->x || !call->p || !call->g || !call->begins || !call->out) return ANYMAX_BAD_POINTER;
-    const anymax_parallel team = parallel_of(call->pool);
     return call->dtype == ANYMAX_F64 ? backward<double>(call, team) : backward<float>(call, team);
+}
+
+extern "C" int anymax_fused(const anymax_fused_call *call) {
+    return anymax_fused_by(call, call ? parallel_of(call->pool) : nullptr);
+}
+extern "C" int anymax_fused_vjp(const anymax_fused_call *call) {
+    return anymax_fused_vjp_by(call, call ? parallel_of(call->pool) : nullptr);
 }

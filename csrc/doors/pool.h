@@ -25,6 +25,11 @@ int64_t anymax_sort_strays(const int64_t *index, int64_t count, int64_t segments
                            anymax_parallel run);
 int64_t anymax_sort_strays_32(const int32_t *index, int64_t count, int64_t segments, int32_t *ptr, int32_t *order,
                               anymax_parallel run);
+/* And those of an order and of fusedmax. */
+int anymax_order_by(const anymax_order_call *call, anymax_parallel run);
+int anymax_order_vjp_by(const anymax_order_call *call, anymax_parallel run);
+int anymax_fused_by(const anymax_fused_call *call, anymax_parallel run);
+int anymax_fused_vjp_by(const anymax_fused_call *call, anymax_parallel run);
 #ifdef __cplusplus
 }
 #endif

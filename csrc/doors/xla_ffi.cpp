@@ -11,6 +11,10 @@
 // Ragged rows have one attribute more, `segments`. 1: the operands of the operation (forward, vjp), [entries, heads], the
 // parameters [segments, heads] if there are, ptr, order -> out; `order` is empty where the entries lie in order, and entries
 // before ptr[0] or from the last bound on become NaN. 2: index -> ptr, order, where entries of the index [segments] come last.
+//
+// 3: soft ranks, and with `map` 1 sorted scores, 2 descending, 4 by relative entropy; 4: Fusedmax. The strength of each row is
+// an operand: forward x, strength -> out; vjp x, p, g, strength -> out; slope of Fusedmax the same -> its derivative by the
+// strength.
 #include <stdlib.h>
 #include <string.h>
 
@@ -321,6 +325,70 @@ xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) 
     return nullptr;
 }
 
+// -- maps that solve a row whole --------------------------------------------------------------------
+
+template <class T>
+struct Memory {
+    T *data;
+    explicit Memory(int64_t count) : data((T *)malloc((size_t)(count > 0 ? count : 1) * sizeof(T))) {}
+    Memory(const Memory &) = delete;
+    ~Memory() { free(data); }
+};
+
+xla_error *serve_whole(const xla_call *call, int64_t op, int64_t how, bool fused) {
+    const bool forward = op == ANYMAX_FORWARD, slope = op == ANYMAX_SLOPE;
+    const int64_t inputs = forward ? 2 : 4;
+    Buffers b;
+    if ((!forward && op != ANYMAX_VJP && !(slope && fused)) || !b.read(call, inputs, 1)) return refuse_form(call);
+    const xla_buffer *x = b.in[0], *p = b.in[1], *g = b.in[2], *strength = b.in[inputs - 1], *out = b.out[0];
+    const int32_t dtype = dtype_of(x->dtype);
+    if ((dtype != ANYMAX_F32 && dtype != ANYMAX_F64) || x->rank < 1 || !real(strength)) return refuse_form(call);
+    const int64_t n = x->dims[x->rank - 1], size = size_of(x), rows = n > 0 ? size / n : 0;
+    bool alike = size_of(strength) == rows && out->dtype == x->dtype && size_of(out) == (slope ? rows : size);
+    for (int64_t i = 1; i < inputs - 1; i++) alike &= b.in[i]->dtype == x->dtype && size_of(b.in[i]) == size;
+    if (!alike) return refuse_form(call);
+    if (!rows) return nullptr;
+    Reals strengths;
+    if (!strengths.read(strength)) return refuse_code(call, ANYMAX_NO_MEMORY);
+    const auto in_turn = [&](auto &c, auto run, auto run_vjp) -> xla_error * {
+        const int code = with_threads(call, [&](anymax_parallel team) {
+            const int code = run(&c, team);
+            if (code || forward) return code;
+            c.p = p->data, c.g = g->data;
+            if (!slope) c.out = out->data;
+            return run_vjp(&c, team);
+        });
+        return code ? refuse_code(call, code) : nullptr;
+    };
+    if (forward) newly_mapped(out->data, size * anymax_item(dtype));
+    // a gradient needs what the forward pass keeps: it goes over the rows again, and writes what nobody reads
+    const Memory<char> unread(forward ? 0 : size * anymax_item(dtype));
+    if (!unread.data) return refuse_code(call, ANYMAX_NO_MEMORY);
+    void *const to = forward ? out->data : unread.data;
+    if (fused) {
+        const Memory<uint8_t> begins(forward ? 0 : size);
+        const Memory<double> slopes(slope ? rows : 0);
+        if (!begins.data || !slopes.data) return refuse_code(call, ANYMAX_NO_MEMORY);
+        anymax_fused_call c{};
+        c.dtype = dtype, c.rows = rows, c.n = n, c.x = x->data, c.out = to;
+        c.strength = strengths.data, c.strength_step = 1;
+        if (!forward) c.begins = begins.data;
+        if (slope) c.slope = slopes.data;
+        if (xla_error *error = in_turn(c, anymax_fused_by, anymax_fused_vjp_by)) return error;
+        for (int64_t r = 0; slope && r < rows; r++)
+            dtype == ANYMAX_F64 ? (void)(((double *)out->data)[r] = slopes.data[r])
+                                : (void)(((float *)out->data)[r] = (float)slopes.data[r]);
+        return nullptr;
+    }
+    const Memory<int32_t> order(forward ? 0 : size);
+    if (!order.data) return refuse_code(call, ANYMAX_NO_MEMORY);
+    anymax_order_call c{};
+    c.dtype = dtype, c.rows = rows, c.n = n, c.x = x->data, c.out = to, c.strengths = strengths.data;
+    c.sorted = how & 1, c.descending = how >> 1 & 1, c.kl = how >> 2 & 1;
+    if (!forward) c.order = order.data;
+    return in_turn(c, anymax_order_by, anymax_order_vjp_by);
+}
+
 // -- rows of one length -----------------------------------------------------------------------------
 
 xla_error *serve_rows(const xla_call *call, anymax_call c, int64_t per_row) {
@@ -388,5 +456,6 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
     c.op = (int32_t)op, c.map = (int32_t)map, c.noise = (int32_t)noise, c.nodes = nodes;
     memcpy(&c.param, &param, 8);
     if (!attribute(call, "segments", &segments) || !segments) return serve_rows(call, c, per_row ? 1 : 0);
+    if (segments > 2) return serve_whole(call, op, map, segments == 4);
     return segments == 2 ? serve_sort(call) : serve_segments(call, c, per_row ? 1 : 0);
 }

@@ -106,19 +106,17 @@ inline int64_t pooled_in_logarithms(LogBlock *block, const double *z, const doub
     return count;
 }
 
-// One operation on rows; the pointers are those of the first.
+// One operation on rows, as the call has it.
 template <class T>
 struct OrderCall {
     const anymax_order_call *call;
-    const T *x, *p, *g;
-    T *out;
 
     static constexpr T MASKED = -(T)INFINITY;
 
-    // One row, forward; `order` may be NULL.
-    void forward(OrderRow<T> &row, const T *x, T *out, int32_t *order) const {
+    // One row, forward; it becomes NaN where it is `poisoned`, or has NaN. `order` may be NULL.
+    void forward(OrderRow<T> &row, const T *x, int32_t poisoned, T *out, int32_t *order) const {
         const int64_t n = call->n;
-        int32_t poisoned = 0, masked = 0;
+        int32_t masked = 0;
         for (int64_t i = 0; i < n; i++) {
             poisoned |= !(x[i] < (T)INFINITY);
             masked += x[i] == MASKED;

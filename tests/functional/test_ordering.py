@@ -172,7 +172,7 @@ def test_what_the_engine_refuses():
     for op, mapping, scores, words in (
         ("forward", am.Sparsemax(), x, "its maps are soft ranks and soft sorting"),
         ("loss", Ranks(), x, "it has forward, vjp, not loss"),
-        ("forward", Ranks(np.ones((2, 1))), x, "it takes one strength for all rows"),
+        ("forward", Ranks(np.ones((2, 1), int)), x, "its strength: it takes float32, float64"),
         ("forward", Ranks(), jnp.zeros(3), "JAX calls the same library through XLA"),
     ):
         assert words in engine.refuse(op, mapping, scores), words

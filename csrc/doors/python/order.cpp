@@ -3,12 +3,18 @@
 
 namespace {
 
-// strength, and of `how` the bits: 1 sorted, 2 descending, 4 kl; false where they can't be read
-bool read(anymax_order_call &call, PyObject *strength, PyObject *how) {
+// the bits of `how`: 1 sorted, 2 descending, 4 kl; false where they can't be read
+bool read(anymax_order_call &call, PyObject *how) {
     int64_t bits;
-    call.strength = PyFloat_AsDouble(strength);
-    if (PyErr_Occurred() || !integer(how, bits)) return false;
+    if (!integer(how, bits)) return false;
     call.sorted = bits & 1, call.descending = bits >> 1 & 1, call.kl = bits >> 2 & 1;
+    return true;
+}
+// float64 of NumPy, one number or one a row
+bool strength_of(anymax_order_call &call, Array &strength, PyObject *a) {
+    if (!strength.read_dense(NUMPY, a, ANYMAX_F64, -1) || (strength.count != 1 && strength.count != call.rows)) return false;
+    call.strength = *(const double *)strength.data;
+    call.strengths = strength.count == 1 ? nullptr : (const double *)strength.data;
     return true;
 }
 
@@ -27,10 +33,11 @@ ANYMAX_CALL(call_order) {
     if (!arguments(count, 5)) return nullptr;
     const Kind kind = kind_of(args[0]);
     anymax_order_call call{};
-    Array x, out, order;
-    if (!read(call, args[3], args[4])) return nullptr;
+    Array x, out, order, strength;
+    if (!read(call, args[4])) return nullptr;
     if (kind == NEITHER || !x.read(kind, args[0]) || !rows_of(call, x)) return none();
-    if (!out.read_dense(kind, args[1], x.dtype, x.count, true) || !beside(order, kind, args[2], INTS, x.count, true))
+    if (!out.read_dense(kind, args[1], x.dtype, x.count, true) || !beside(order, kind, args[2], INTS, x.count, true) ||
+        !strength_of(call, strength, args[3]))
         return none();
     call.x = x.data, call.out = out.data, call.order = (int32_t *)order.data;
     const int code = without_lock(kind, x.count * WORK, [&](int pool) {
@@ -45,11 +52,12 @@ ANYMAX_CALL(call_order_vjp) {
     if (!arguments(count, 7)) return nullptr;
     const Kind kind = kind_of(args[1]);
     anymax_order_call call{};
-    Array x, p, g, order, out;
-    if (!read(call, args[5], args[6])) return nullptr;
+    Array x, p, g, order, out, strength;
+    if (!read(call, args[6])) return nullptr;
     if (kind == NEITHER || !p.read(kind, args[1]) || !rows_of(call, p)) return none();
     if (!beside(x, kind, args[0], p.dtype, p.count) || !g.read_dense(kind, args[2], p.dtype, p.count)) return none();
-    if (!order.read_dense(kind, args[3], INTS, p.count) || !out.read_dense(kind, args[4], p.dtype, p.count, true))
+    if (!order.read_dense(kind, args[3], INTS, p.count) || !out.read_dense(kind, args[4], p.dtype, p.count, true) ||
+        !strength_of(call, strength, args[5]))
         return none();
     call.x = x.data, call.p = p.data, call.g = g.data, call.order = (int32_t *)order.data, call.out = out.data;
     const int code = without_lock(kind, p.count * WORK, [&](int pool) {

@@ -72,12 +72,13 @@ class Compiled(Protocol):
 
     def largest(self, x: Array, k: int, value: Array, positions: Array, /) -> bool | None: ...
 
-    def order(self, x: Array, out: Array, order: Array | None, strength: float, how: int, /) -> bool | None:
-        """Writes `out`, and `order` as `order.Order` has it; `how`: 1 sorted scores, not ranks, 2 descending, 4 kl."""
+    def order(self, x: Array, out: Array, order: Array | None, strength: np.ndarray, how: int, /) -> bool | None:
+        """Writes `out`, and `order` as `order.Order` has it; `strength` is float64, one number or one a row; `how`: 1 sorted scores, not
+        ranks, 2 descending, 4 kl."""
         ...
 
     def order_vjp(
-        self, x: Array | None, p: Array, g: Array, order: Array, out: Array, strength: float, how: int, /
+        self, x: Array | None, p: Array, g: Array, order: Array, out: Array, strength: np.ndarray, how: int, /
     ) -> bool | None: ...
 
     def fused(self, x: Array, strength: np.ndarray, out: Array, begins: Array | None, /) -> bool | None:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, as_dtype, is_array, namespace, on_host, upcast
+from .._array import Array, as_dtype, namespace, upcast
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, empty_like, wide
 from .engine import SLOPE, Engine
+from .order import one_a_row, refuse_strength
 
 KERNEL = "fusedmax"  # of the map
 _ENGINE = "the engine of Fusedmax"
@@ -32,9 +33,7 @@ class Fused(Engine):
             return "its map is Fusedmax"
         if op not in self.ops:
             return self.lacks(op)
-        strength = _strength(mapping)
-        reason = native.refuse_array(strength) if is_array(strength) else None
-        return f"its strength: {reason}" if reason else native.refuse_array(x)
+        return refuse_strength(mapping) or native.refuse_array(x)
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         return _forward(mapping, x, None)
@@ -58,20 +57,12 @@ class Fused(Engine):
         return "row: denoised in one reading, and its groups projected"
 
 
-def _strength(mapping: Any) -> Any:
-    return mapping.strength
-
-
-def _forward(mapping: Mapping, x: Array, groups: Groups | None) -> Array:
+def _forward(mapping: Any, x: Array, groups: Groups | None) -> Array:
     """p(x), and where its groups begin, written to `groups`."""
-    xp, strength = namespace(x), _strength(mapping)
+    xp = namespace(x)
     rows = arrays_of(x).contiguous(upcast(x, xp))
-    if is_array(strength):
-        strength = np.broadcast_to(on_host(strength), (*x.shape[:-1], 1)).reshape(-1)
     out = empty_like(rows)
-    answer = native.engine_for(x).fused(
-        rows, np.array(strength, np.float64, ndmin=1, order="C"), out, groups and groups.memory
-    )
+    answer = native.engine_for(x).fused(rows, one_a_row(mapping.strength, x), out, groups and groups.memory)
     if answer is None:
         raise native.not_computed(mapping.name, x, engine=_ENGINE)
     return as_dtype(out, x.dtype, xp)

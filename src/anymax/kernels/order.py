@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .._array import Array, as_dtype, is_array, namespace, upcast
+import numpy as np
+
+from .._array import Array, as_dtype, is_array, namespace, on_host, upcast
 from .._core.mapping import Mapping
 from . import native
 from .arrays import arrays_of, empty_like, room_in
@@ -31,9 +33,7 @@ class SoftOrder(Engine):
             return "its maps are soft ranks and soft sorting"
         if op not in self.ops:
             return self.lacks(op)
-        if is_array(_options(mapping)[0]):
-            return "it takes one strength for all rows"
-        return native.refuse_array(x)
+        return refuse_strength(mapping) or native.refuse_array(x)
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
         return _forward(mapping, x, None)
@@ -50,10 +50,9 @@ class SoftOrder(Engine):
         xp, arrays = namespace(p), arrays_of(p)
         x, p, g, dtype = (*(arrays.contiguous(upcast(a, xp)) for a in (x, p, g)), p.dtype)
         out = empty_like(p)
-        strength, how = _options(mapping)
         scores = x if KERNELS[str(mapping.kernel)] else None
         engine = native.engine_for(p)
-        answer = engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, float(strength), how)
+        answer = engine.order_vjp(scores, p, g, arrays.contiguous(order.memory), out, *_options(mapping, p))
         if answer is None:
             raise native.not_computed(mapping.name, p, g, engine=_ENGINE)
         return as_dtype(out, dtype, xp)
@@ -62,11 +61,16 @@ class SoftOrder(Engine):
         return "row: sorted, and its blocks pooled"
 
 
-def _options(mapping: Any) -> tuple[Any, int]:
-    """The strength, and the other options as the bits that csrc/doors/python/order.cpp reads."""
-    by_rank = not KERNELS[mapping.kernel]
-    descending = 2 if by_rank or mapping.descending else 0
-    return mapping.strength, (0 if by_rank else 1) | descending | (4 if mapping.regularization == "kl" else 0)
+def how(kind: type[Mapping], fields: dict[str, Any]) -> int:
+    """The options of a map as the bits that csrc/doors/python/order.cpp reads."""
+    by_rank = not KERNELS[str(kind.kernel)]
+    descending = 2 if by_rank or fields["descending"] else 0
+    return (0 if by_rank else 1) | descending | (4 if fields["regularization"] == "kl" else 0)
+
+
+def _options(mapping: Any, x: Array) -> tuple[np.ndarray, int]:
+    """The strength of the map, and its other options."""
+    return one_a_row(mapping.strength, x), how(type(mapping), vars(mapping))
 
 
 def _forward(mapping: Mapping, x: Array, order: Order | None) -> Array:
@@ -74,11 +78,23 @@ def _forward(mapping: Mapping, x: Array, order: Order | None) -> Array:
     xp = namespace(x)
     rows = arrays_of(x).contiguous(upcast(x, xp))
     out = empty_like(rows)
-    strength, how = _options(mapping)
-    answer = native.engine_for(x).order(rows, out, order and order.memory, float(strength), how)
+    answer = native.engine_for(x).order(rows, out, order and order.memory, *_options(mapping, x))
     if answer is None:
         raise native.not_computed(mapping.name, x, engine=_ENGINE)
     return as_dtype(out, x.dtype, xp)
+
+
+def refuse_strength(mapping: Any) -> str | None:
+    """Why the library can't take the strength of a map, a number or an array; None if it can."""
+    reason = native.refuse_array(mapping.strength) if is_array(mapping.strength) else None
+    return reason and f"its strength: {reason}"
+
+
+def one_a_row(strength: Any, x: Array) -> np.ndarray:
+    """A parameter as float64: one number, or one for each row of x."""
+    if is_array(strength):
+        strength = np.broadcast_to(on_host(strength), (*x.shape[:-1], 1)).reshape(-1)
+    return np.array(strength, np.float64, ndmin=1, order="C")
 
 
 ENGINE = SoftOrder()

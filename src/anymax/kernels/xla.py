@@ -6,10 +6,13 @@ from typing import Any
 
 from .._array import Array, dtype_name, eager, is_jax, on_cpu
 from .._core.mapping import Mapping
-from . import arrays
+from . import arrays, fused, order
 from .engine import BELOW, Engine, IndexLoss
 from .link import WITH_SLOPE, refuse_link
 from .linked import found_link, link_of
+
+# the kernels of maps that solve a row whole, and their engines
+WHOLE: dict[str | None, Engine] = {**dict.fromkeys(order.KERNELS, order.ENGINE), fused.KERNEL: fused.ENGINE}
 
 
 class Xla(Engine):
@@ -22,9 +25,12 @@ class Xla(Engine):
             return f"it takes JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
         if op not in self.ops:
             return self.lacks(op)
-        if reason := refuse_link(op, link_of(mapping)):
+        if mapping.kernel in WHOLE:
+            if op not in WHOLE[mapping.kernel].ops:
+                return f"{mapping.name} has no such operation"
+        elif reason := refuse_link(op, link_of(mapping)):
             return reason
-        if (link := found_link(mapping)).upper is not None:
+        elif (link := found_link(mapping)).upper is not None:
             return f"it has no kernel for {link.kind}"
         if dtype_name(x) not in arrays.DTYPES:
             return f"it takes float32, float64, float16 and bfloat16, not {dtype_name(x)}"
@@ -43,7 +49,7 @@ class Xla(Engine):
         return _bind("vjp", mapping, *((x, p, g) if mapping.needs_scores else (p, g)))[0]
 
     def slope(self, mapping: Mapping, name: str, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-        return _bind("slope", mapping, p, g)[0]
+        return _bind("slope", mapping, *((x, p, g) if mapping.kernel in WHOLE else (p, g)))[0]
 
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, *, save: bool, axis: int = -1, ignored: int = BELOW, reduction: str = "none",
@@ -66,7 +72,11 @@ class Xla(Engine):
 
 
 def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
-    from . import xla_rows  # late: jax is loaded already
+    if mapping.kernel in WHOLE:
+        from . import xla_whole  # late: jax is loaded already
+
+        return [xla_whole.bind(op, mapping, *operands)]
+    from . import xla_rows  # late too
 
     return xla_rows.bind(op, mapping, *operands)
 

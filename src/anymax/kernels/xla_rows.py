@@ -73,7 +73,7 @@ def plain_slope(x: Array, p: Array, index: Array, scale: Array) -> Array:
     return jnp.where(index < 0, 0.0, scale[..., None] * slope).astype(x.dtype)
 
 
-def _by_rows(ctx: Any) -> dict[str, Any] | None:
+def by_rows(ctx: Any) -> dict[str, Any] | None:
     """Attributes that allow both of XLA's partitioners to put rows on different devices, but not the classes of one row."""
     arrays = (*ctx.avals_in, *ctx.avals_out)
     shapes = [a.shape for a in arrays]
@@ -108,4 +108,4 @@ def _shapes(x: Any, *others: Any, op: str, **facts: Any) -> Any:
     return [each] * (3 if op == "index_loss_slope" else 2)
 
 
-_rows = by_library("anymax", _shapes, _formula, handler_attributes, sharding=_by_rows)
+_rows = by_library("anymax", _shapes, _formula, handler_attributes, sharding=by_rows)

@@ -76,6 +76,7 @@ class Ranks(Mapping):
     kernel = "ranks"
     iterative = True
     array_field = "strength"
+    learns = ("strength",)
     ranges: ClassVar[Ranges] = {"strength": POSITIVE}
 
     def __post_init__(self) -> None:
@@ -159,6 +160,11 @@ class Ranks(Mapping):
             mass = of_block(p, block, xp)
             out = p * (g - of_block(p * g, block, xp) / xp.where(mass == 0, xp.ones_like(mass), mass))
         return xp.where(keep, out / like(self.strength, p, xp), xp.zeros_like(out))
+
+    def score_change(self, name: str, x: Array, xp: Namespace) -> Array:
+        """p is a function of x / strength, and no score but those of its block moves a rank: relative to the largest."""
+        y, keep, _ = finite_scores(x, xp)
+        return xp.where(keep, row_top(y, keep, xp) - y, xp.zeros_like(y)) / like(self.strength, y, xp)
 
     # -- the loss -----------------------------------------------------------------------------------------------------------
 
