@@ -164,6 +164,31 @@ def test_the_engine_is_the_reference(made, dtype):
         laws.same(found["order"][0][2], np.zeros(n))
 
 
+@either
+def test_each_row_has_its_own_strength_which_is_learned(regularization):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    x, g = rng.normal(size=(30, 11)), rng.normal(size=(30, 11))
+    x[:9][rng.random((9, 11)) < 0.3] = -INF
+    strength = rng.uniform(0.1, 3.0, (30, 1))
+    strength[17], x[21, 4] = np.nan, np.nan
+    found = {}
+    for engine in ("order", "reference"):
+        with on(engine):
+            rows = torch.tensor(x, requires_grad=True)
+            each = torch.tensor(strength, requires_grad=True)
+            p = am.apply(Ranks(each, regularization), rows)
+            found[engine] = [p.detach(), *torch.autograd.grad(p, [rows, each], torch.tensor(g))]
+    assert found["order"][0][[17, 21]].isnan().all()
+    for got, want in zip(found["order"], found["reference"]):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-11)
+    h = 1e-6 * strength
+    near = [am.apply(Ranks(strength + step, regularization), x) for step in (-h, h)]
+    with np.errstate(invalid="ignore"):
+        slope = ((near[1] - near[0]) * g).sum(-1, keepdims=True) / (2 * h)
+    np.testing.assert_allclose(found["order"][2], slope, rtol=1e-4, atol=1e-5)
+
+
 def test_what_the_engine_refuses():
     jnp, engine, x = pytest.importorskip("jax").numpy, order.ENGINE, np.zeros((2, 3))
     if isinstance(native.load(), str):
