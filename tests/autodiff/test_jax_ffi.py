@@ -18,7 +18,7 @@ jnp = jax.numpy
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from anymax.kernels import jax_primitives, link, linked, reference, xla
+from anymax.kernels import jax_primitives, link, reference, xla
 
 REFUSAL = xla.ENGINE.refuse("forward", Softmax(), jnp.ones(2))
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
