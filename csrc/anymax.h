@@ -32,10 +32,11 @@ enum anymax_map {
     ANYMAX_TOPP = 6,    /* param: p (sparse softmax over the nucleus) */
     ANYMAX_TAYLOR = 7,  /* param: order */
     ANYMAX_SIGSOFTMAX = 8,
-    ANYMAX_PERTURB = 9,  /* param: scale; noise: which; nodes: how many, as ANYMAX_NODES says */
-    ANYMAX_RELU = 10,    /* p = max(x, 0) / sum max(x, 0) */
-    ANYMAX_BOUNDED = 11, /* param: alpha, 1 to 2; upper: the bounds */
-    ANYMAX_MAPS = 12
+    ANYMAX_PERTURB = 9,   /* param: scale; noise: which; nodes: how many, as ANYMAX_NODES says */
+    ANYMAX_RELU = 10,     /* p = max(x, 0) / sum max(x, 0) */
+    ANYMAX_BOUNDED = 11,  /* param: alpha, 1 to 2; upper: the bounds */
+    ANYMAX_SOFTPICK = 12, /* max(exp(x) - 1, 0) / (sum |exp(x) - 1| + param) */
+    ANYMAX_MAPS = 13
 };
 
 /* Nodes that the digits of floats and of doubles need. */

@@ -42,6 +42,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_PERTURB, "perturb", NOISES, 1e-300, 1e300, 0, true, false, 4},
     {ANYMAX_RELU, "relu", RATIOS, 1.0, 0.0, 0, false, false, 1},
     {ANYMAX_BOUNDED, "bounded", CEILINGS, 1.0, 2.0, 0, true, false, 3, true},
+    {ANYMAX_SOFTPICK, "softpick", RATIOS, 0.0, 1e300, 0, false, false, 3},
 };
 
 static inline bool needs_scores(int32_t map) {
@@ -100,9 +101,10 @@ enum TruncationLink {
 enum RatioLink {
     TAYLOR = NUCLEUS + 1,
     SIGMOID,  // sigsoftmax
-    RELU      // Ratio.relu
+    RELU,     // Ratio.relu
+    PICK      // Softpick
 };
-enum NoiseLink { PERTURBED = RELU + 1 };
+enum NoiseLink { PERTURBED = PICK + 1 };
 enum CeilingLink { BOUNDED = PERTURBED + 1 };
 
 // A link of any family.
@@ -146,6 +148,7 @@ static constexpr LinkRow LINKS[] = {
     {TAYLOR, "Taylor"},
     {SIGMOID, "sigmoid"},
     {RELU, "relu"},
+    {PICK, "pick"},
     {PERTURBED, "perturbed"},
     {BOUNDED, "bounded"},
 };
@@ -174,6 +177,7 @@ static inline Link link_of(int32_t map, double param) {
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
         case ANYMAX_RELU: return RELU;
+        case ANYMAX_SOFTPICK: return PICK;
         case ANYMAX_PERTURB: return param > 0.0 && param - param == 0.0 ? Link(PERTURBED) : NO_LINK;
         case ANYMAX_BOUNDED: return BOUNDED;
     }

@@ -560,6 +560,7 @@ double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
             return random.chance(0.4) ? random.real(1e-3, 1.0)
                                       : random.pick({0.1, 0.5, 0.9, 0.99, 1.0, 1e-300, 1e-9, 1.0 - 1e-12});
         case ANYMAX_TAYLOR: return random.pick({2.0, 2.0, 4.0, 6.0, 8.0, 16.0, 64.0});
+        case ANYMAX_SOFTPICK: return random.pick({1e-8, 1e-8, 0.0, 1.0, 1e3});
         case ANYMAX_BOUNDED:
             return random.chance(0.3) ? random.real(1.0, 2.0)
                                       : random.pick({1.0, 1.0, 1.25, 1.3, 4.0 / 3.0, 1.5, 1.5, 2.0, 2.0, 1.0 + 1e-9});
@@ -832,6 +833,19 @@ double slack(const Case &c, int64_t n) {
     }
 }
 
+// What a row of Softpick sums to.
+double picked(const Case &c, int64_t r) {
+    const double top = std::max(look(c, r).top, 0.0);
+    long double above = 0.0, all = c.param * exp(-top);
+    for (int64_t i = 0; i < c.shape.n; i++) {
+        const double x = c.score(r, i);
+        if (!(x > -INF)) continue;
+        const double u = x > 0.0 ? -exp(x - top) * expm1(-x) : exp(-top) * expm1(x);
+        all += fabs(u), above += std::max(u, 0.0);
+    }
+    return all > 0.0 ? (double)(above / all) : 0.0;
+}
+
 void check_forward(const Case &c, const Result &got) {
     const int64_t n = c.shape.n;
     std::vector<int64_t> order((size_t)n);
@@ -866,6 +880,7 @@ void check_forward(const Case &c, const Result &got) {
         const double goal = c.map == ANYMAX_BOUNDED                  ? std::min(room, 1.0)
                             : c.map == ANYMAX_BUDGET                 ? std::min(param, (double)row.count)
                             : c.map == ANYMAX_RELU && row.top <= 0.0 ? 0.0
+                            : c.map == ANYMAX_SOFTPICK               ? picked(c, r)
                                                                      : 1.0;
         const double more = c.map == ANYMAX_PERTURB ? 1e-6 : 0.0;
         if (!(fabs(sum - goal) <= (slack(c, n) + more) * goal)) fail("row %ld adds up to %.17g, not %.17g", r, sum, goal);

@@ -7,6 +7,7 @@ namespace ANYMAX_UNIT {
 
 template <class C>
 struct ReluWeight {
+    static constexpr bool SIGNED = false;
     C inverse;  // a power of two that takes the largest score to 1 or less, lest a sum overflow
 
     explicit ReluWeight(C top) : inverse(1) {

@@ -7,6 +7,7 @@ namespace ANYMAX_UNIT {
 
 template <class C>
 struct SigmoidWeight {
+    static constexpr bool SIGNED = false;
     C high, fold;  // the largest score, and what is taken off a negative one once more
 
     SigmoidWeight(C top) : high(top), fold(top < 0 ? top : C(0)) {}

@@ -37,6 +37,7 @@ inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
 // u(x) up to a factor of the row, and u'(x) up to the same one.
 template <class C>
 struct TaylorWeight {
+    static constexpr bool SIGNED = false;
     C inverse;
     int order;
     C coefficient[MAX_ORDER + 1];

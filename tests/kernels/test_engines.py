@@ -370,7 +370,7 @@ def test_the_library_takes_what_its_ranges_say(kind):
     make = {
         "entmax": Entmax, "budget": A.Budget, "normmax": A.NormMax, "topk": lambda k: A.SparseSoftmax(k=int(k)),
         "topp": lambda p: A.SparseSoftmax(p=p), "perturb_max": lambda s: A.PerturbMax(scale=s), "taylor": lambda k: A.Taylor(int(k)),
-        "bounded": lambda a: A.Bounded(0.5, a),
+        "bounded": lambda a: A.Bounded(0.5, a), "softpick": A.Softpick,
     }[kind]  # fmt: skip
     low, high = link.RANGES[kind]
     for value in (1.0000001 if kind == "normmax" else low, 2.0 if kind == "budget" else high):

@@ -213,7 +213,7 @@ def test_the_largest_take_one_k(run):
     assert np.count_nonzero(out) == 1
 
 
-@pytest.mark.parametrize("name", ["relu", "perturb_max"])
+@pytest.mark.parametrize("name", ["relu", "softpick", "perturb_max"])
 def test_a_map_whose_gradient_needs_the_scores_does_without_its_support(run, name):
     shape = (6, 1, 40)
     x, g, p, got = rows(run, name, 1.0, *shape)

@@ -163,7 +163,7 @@ def test_operations_in_place_are_those_beside(n):
     lib.anymax_run.argtypes = [ctypes.c_void_p]
     maps = {
         "softmax": 0.0, "sparsemax": 0.0, "entmax": 1.3, "budget": 2.0, "normmax": 2.0, "topk": 3.0, "topp": 0.7,
-        "taylor": 4.0, "sigsoftmax": 0.0, "perturb_max": 1.0, "relu": 0.0,
+        "taylor": 4.0, "sigsoftmax": 0.0, "perturb_max": 1.0, "relu": 0.0, "softpick": 1e-8,
     }  # fmt: skip
     g = np.random.default_rng(n)
     scores, weights = g.normal(size=(2, 5, n)) * 2
@@ -199,7 +199,7 @@ def test_operations_in_place_are_those_beside(n):
             continue
         np.testing.assert_array_equal(got, want, err_msg=f"{op} of {name} in {np.dtype(dtype).name}, over {over}")
         served += 1
-    assert served == 2 * (11 + 4 + 8 + 2 * 11 + 2 * 4)
+    assert served == 2 * (12 + 4 + 8 + 2 * 12 + 2 * 4)
 
 
 def unaligned(a):

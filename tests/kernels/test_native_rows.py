@@ -206,7 +206,11 @@ def test_huge_tiny_and_equal_scores(case):
         p = ENGINE.forward(mapped(case), x)
         assert bool(p.isfinite().all()), row
         mass = 0.0 if case.positive_row and max(row) <= 0.0 else case.mass
-        assert abs(float(p.double().sum()) - mass) < 1e-6, row
+        total = float(p.double().sum())
+        if isinstance(case.mapping, am.Softpick):  # of which scores below 0 take a part
+            assert -1e-6 < total < mass + 1e-6, row
+        else:
+            assert abs(total - mass) < 1e-6, row
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -10,7 +10,7 @@ from abi import Call, Support, View
 from anymax.kernels import library as engine
 
 FORWARD, LOG, VJP, LOG_VJP, LOSS, LOSS_GRAD, THRESHOLD, LARGEST = range(8)
-MAPS = "softmax sparsemax entmax budget normmax topk topp taylor sigsoftmax perturb relu bounded".split()
+MAPS = "softmax sparsemax entmax budget normmax topk topp taylor sigsoftmax perturb relu bounded softpick".split()
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -68,6 +68,7 @@ TABLE = (
     ((FORWARD, "budget", 300.0, 500), "row: candidates", "row: candidates"),
     ((FORWARD, "perturb", 1.0, 10), "row: all classes", "row: all classes"),
     ((FORWARD, "relu", 0, 10), "row: all classes", "row: all classes"),
+    ((FORWARD, "softpick", 1e-8, 10), "row: all classes", "row: all classes"),
     ((FORWARD, "bounded", 1.5, 1000), "row: all classes or candidates", "row: all classes or candidates"),
     ((VJP, "entmax", 1.5, 200), "batch: all classes", "batch: all classes"),
     ((VJP, "entmax", 1.5, 320), "batch: all classes", "batch: all classes"),

@@ -61,14 +61,15 @@ PLACES = {
     "docs/maps/{N}.md": r"^## Gradient",
 }
 WITH_A_KERNEL = {"src/anymax/kernels/link*.py": r'"{K}"'}
-WITH_NUMBERS_ALONE = {"src/anymax/explorer/maps.mjs": r"\b{C}\("}  # the page has no bounds of classes
+# the page has no bounds of classes, and shows maps whose rows have one sum
+WITH_NUMBERS_ALONE = {"src/anymax/explorer/maps.mjs": r"\b{C}\("}
 
 
 def missing_places(kind, root=REPOSITORY):
     """The files that don't know a map, each with what it should say."""
     places = PLACES
     if kind.kernel and kind.kernel not in (*order.KERNELS, fused.KERNEL):
-        places = places | WITH_A_KERNEL | ({} if kind.per_class else WITH_NUMBERS_ALONE)
+        places = places | WITH_A_KERNEL | ({} if kind.per_class or kind is am.Softpick else WITH_NUMBERS_ALONE)
     out = []
     for file, pattern in places.items():
         words = {"C": kind.__name__, "N": kind.name, "K": kind.kernel}

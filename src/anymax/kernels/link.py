@@ -34,6 +34,7 @@ KINDS = {  # in the order of their codes
     "perturb_max": Kind("noises", "scale", (1e-300, 1e300)),
     "relu": Kind("ratios"),
     "bounded": Kind("ceilings", "alpha", (1.0, 2.0)),
+    "softpick": Kind("ratios", "epsilon", (0.0, 1e300)),
 }
 MAPS = {name: code for code, name in enumerate(KINDS)}
 

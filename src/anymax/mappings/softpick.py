@@ -34,6 +34,7 @@ class Softpick(Mapping):
     epsilon: float = 1e-8
 
     name = "softpick"
+    kernel = "softpick"
     formula = "pᵢ = (exp(xᵢ) − 1)₊ / (Σ abs(exp(xⱼ) − 1) + ε)"
 
     def __post_init__(self) -> None:

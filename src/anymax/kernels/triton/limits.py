@@ -12,7 +12,7 @@ MOST_ORDER = 16  # of Taylor softmax
 
 def taken(link: Link, name: str) -> Link | str:
     """The link as these kernels take it, or a sentence that says why they don't. name: what people call the map."""
-    if link.kind in ("relu", "bounded"):
+    if link.kind in ("relu", "bounded", "softpick"):
         return f"it has no kernel for {name}"
     if link.kind == "perturb_max":
         noise = noise_of(link)
