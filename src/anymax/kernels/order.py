@@ -70,7 +70,7 @@ def how(kind: type[Mapping], fields: dict[str, Any]) -> int:
 
 def _options(mapping: Any, x: Array) -> tuple[np.ndarray, int]:
     """The strength of the map, and its other options."""
-    return one_a_row(mapping.strength, x), how(type(mapping), vars(mapping))
+    return one_a_row(mapping.strength, x), how(type(mapping), mapping.constants())
 
 
 def _forward(mapping: Mapping, x: Array, order: Order | None) -> Array:
