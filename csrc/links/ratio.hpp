@@ -13,9 +13,10 @@ namespace ANYMAX_UNIT {
 
 // f(the weights of a ratio map on this row, whose largest score is `high`).
 template <class C, class F>
-ANYMAX_INLINE void with_ratio(RatioLink link, double param, const C *x, int64_t n, C high, F f) {
+ANYMAX_INLINE void with_ratio(RatioLink link, double param, const C *x, int64_t n, C high, Scratch &scratch, const Team &team,
+                              F f) {
     switch (link) {
-        case TAYLOR: return f(TaylorWeight<C>(x, n, (int)param));
+        case TAYLOR: return f(TaylorWeight<C>(largest_size(x, n, scratch, team), (int)param));
         case RELU: return f(ReluWeight<C>(high));
         case SIGMOID: return f(SigmoidWeight<C>(high));
         case PICK: return f(SoftpickWeight<C>(high, param));

@@ -7,16 +7,28 @@ namespace ANYMAX_UNIT {
 
 constexpr int MAX_ORDER = 64;
 
-// Horner's coefficients of f_k(x) / M^k in v = x / M: M^-(k-j) / j!. M is a power of two, so that v is exact; returns 1 / M.
+// The largest |x| of a row that is not masked.
 template <class C>
-inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
-    constexpr int64_t W = width<C>;
+inline C largest_size(const C *x, int64_t n) {
     vec<C> size{};
-    for (int64_t i = 0; i < n; i += W) {
+    for (int64_t i = 0; i < n; i += width<C>) {
         const vec<C> v = load_or(x, i, n, C(0));
         size = larger(size, v > -infinity<C> ? absolute(v) : vec<C>{});
     }
-    const C most = highest_lane(size);
+    return highest_lane(size);
+}
+template <class C>
+inline C largest_size(const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    if (n <= PIECE) return largest_size(x, n);
+    C most = 0;
+    const C *const part = of_pieces<C>(n, scratch, team, [=](int64_t b, int64_t e) { return largest_size(x + b, e - b); });
+    for (int64_t k = 0; part && k < pieces_of(n); k++) most = part[k] > most ? part[k] : most;
+    return most;
+}
+
+// Horner's coefficients of f_k(x) / M^k in v = x / M: M^-(k-j) / j!. M is a power of two, so that v is exact; returns 1 / M.
+template <class C>
+inline C taylor_scale(C most, int order, C *coefficient) {
     int exponent = 0;
     if (most > C(4)) ::frexp((double)most * 0.25, &exponent);
     const C inverse = (C)::ldexp(1.0, -exponent);
@@ -42,7 +54,7 @@ struct TaylorWeight {
     int order;
     C coefficient[MAX_ORDER + 1];
 
-    TaylorWeight(const C *x, int64_t n, int k) : order(k) { inverse = taylor_scale(x, n, k, coefficient); }
+    TaylorWeight(C most, int k) : order(k) { inverse = taylor_scale(most, k, coefficient); }
     ANYMAX_INLINE vec<C> weight(vec<C> x) const {
         const vec<C> in = (x > -infinity<C> ? x : vec<C>{}) * inverse;
         vec<C> y = splat(coefficient[order]);

@@ -81,10 +81,11 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
         if (!found.sound) return fill(out, not_a_number<C>);
         return spread(out, found.index, found.p, found.count, team);
     }
-    const auto [high, sound] = scan_top(x, n);
+    const auto [high, sound] = scan_top(x, n, scratch, team);
     if (settled(out, high, sound, C(0), team)) return;
     if (link.family == RATIOS)
-        return with_ratio(link.ratio(), call.param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
+        return with_ratio(link.ratio(), call.param, x, n, high, scratch, team,
+                          [&](const auto &u) { ratio_row(x, n, u, out, scratch, team); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
     perturb_probabilities(call, x, n, p, nullptr, scratch);
@@ -97,12 +98,10 @@ static void log_row(const anymax_call &call, Link link, const C *x, const Sink<C
     if (link == EXPONENTIAL) return softmax_row(x, n, out, true, scratch, team);
     if (link == NO_LINK) return fill(out, not_a_number<C>);
     if (link == SIGMOID) {
-        const auto [high, sound] = scan_top(x, n);
+        const auto [high, sound] = scan_top(x, n, scratch, team);
         if (settled(out, high, sound, -infinity<C>, team)) return;
         const SigmoidWeight<C> u(high);
-        C *e = scratch.take<C>(EXTRA, n);
-        if (!e) return;
-        const vec<C> l = splat((C)::log(weight_sum(x, n, u, e)));
+        const vec<C> l = splat((C)::log(weights_of(x, n, u, scratch, team)));
         return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, C(0));
             return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
@@ -284,12 +283,12 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x,
     const int64_t n = call.n;
     if (link == BOUNDED) return bounded_vjp_row(call, row, x, p, g, out, scratch, team);
     if (needs_scores(call.map)) {
-        const auto [high, sound] = scan_top(x, n);
+        const auto [high, sound] = scan_top(x, n, scratch, team);
         if (settled(out, high, sound && link != NO_LINK, C(0), team)) return;
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
         if (link.family == RATIOS)
-            return with_ratio(link.ratio(), call.param, x, n, high,
+            return with_ratio(link.ratio(), call.param, x, n, high, scratch, team,
                               [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));

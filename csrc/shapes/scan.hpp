@@ -125,6 +125,25 @@ inline Top<C> scan_top(const C *x, int64_t n) {
     return Top<C>{highest_lane(larger(larger(a, b), larger(c, d))), every<C>(ok)};
 }
 
+// f(begin, end) of each piece, in order; nothing where there is no memory.
+template <class T, class F>
+inline T *of_pieces(int64_t n, Scratch &scratch, const Team &team, F f) {
+    T *const part = scratch.take<T>(PARTIAL, pieces_of(n));
+    if (part) pieces(team, n, [&](int64_t k, int64_t b, int64_t e) { part[k] = f(b, e); });
+    return part;
+}
+
+// The same of a row that threads share.
+template <class C>
+inline Top<C> scan_top(const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    if (n <= PIECE) return scan_top(x, n);
+    Top<C> all{-infinity<C>, true};
+    const Top<C> *const part =
+        of_pieces<Top<C>>(n, scratch, team, [=](int64_t b, int64_t e) { return scan_top(x + b, e - b); });
+    for (int64_t k = 0; part && k < pieces_of(n); k++) all = {larger(all.high, part[k].high), all.sound && part[k].sound};
+    return all;
+}
+
 // Maxima of a few disjoint sets of entries, in up to four vectors: how many.
 constexpr int CELL_VECTORS = 4;
 template <class C>
