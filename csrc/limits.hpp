@@ -68,7 +68,7 @@ constexpr int64_t VALUES_MOST = 65536;  // dv
 
 // -- Sinkhorn: matrices that are computed one a lane ------------------------------------------------
 
-constexpr int64_t SMALL_SIDE = 8, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
+constexpr int64_t SMALL_SIDE = 32, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
 constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second cache
 constexpr int64_t SHARED_MATRIX = 65536;   // entries of a single matrix that is worth more than one thread,
 constexpr int64_t MATRIX_PART = 16384;     // and of what a thread takes at once

@@ -30,7 +30,7 @@ template <class C, int SIDE>
 class SmallMatrices {
     typedef vec<C> V;
     const int64_t given_n, given_m;
-    V entries[SMALL_ENTRIES], work[SMALL_ENTRIES];
+    V *const entries, *const work, *const weighed;
     V rows[SMALL_SIDE], columns[SMALL_SIDE];  // the sums that are asked for
 
     ANYMAX_INLINE int64_t n() const { return SIDE ? SIDE : given_n; }
@@ -63,7 +63,9 @@ class SmallMatrices {
     }
 
   public:
-    SmallMatrices(int64_t n, int64_t m) : given_n(n), given_m(m) {}
+    static int64_t room(int64_t n, int64_t m) { return 3 * n * m * width<C>; }  // numbers that it works in
+    SmallMatrices(int64_t n, int64_t m, C *room)
+        : given_n(n), given_m(m), entries((V *)room), work(entries + n * m), weighed(work + n * m) {}
 
     // The scores of `count` matrices; which of them are beyond the reach, as bits.
     ANYMAX_INLINE uint32_t read(const C *x, int64_t count, C temperature) {
@@ -155,7 +157,6 @@ class SmallMatrices {
             scale_rows(v, u), scale_columns(u, u + n());
             v = u + n();
         }
-        V weighed[SMALL_ENTRIES];
         gather_lanes((C *)weighed, g, count, size, size);
         const V *u = past + (iterations - 1) * step;
         for (int64_t i = 0; i < n(); i++) {

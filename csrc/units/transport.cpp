@@ -42,7 +42,9 @@ class Transport {
     template <int SIDE>
     int some(int64_t k, int64_t count) {
         typedef vec<C> V;
-        SmallMatrices<C, SIDE> matrices(call.n, call.m);
+        C *const room = memory.take<C>(SmallMatrices<C, SIDE>::room(call.n, call.m));
+        if (!room) return ANYMAX_NO_MEMORY;
+        SmallMatrices<C, SIDE> matrices(call.n, call.m, room);
         V *const past = call.g ? (V *)history.take<C>(call.iterations * (call.n + call.m) * width<C>) : nullptr;
         if (call.g && !past) return ANYMAX_NO_MEMORY;
         uint32_t others = matrices.read_sums(rows(k), call.rows_step, columns(k), call.columns_step, count);
@@ -66,12 +68,14 @@ class Transport {
 
     int run(int64_t begin, int64_t end) {
         const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && (!call.g || call.iterations <= SMALL_ITERATIONS);
+        // of which the others are idle lanes
+        const int64_t fewest = call.n * call.m <= SMALL_ENTRIES / 4 ? 2 : 4;
         // in range as the numbers of this dtype, of which some small ones are subnormal or 0
         const bool usual = call.temperature >= 1e-30 && call.temperature <= 1e30;
         int code = ANYMAX_OK;
         for (int64_t k = begin; k < end && !code;) {
             const int64_t left = end - k, count = left < width<C> ? left : width<C>;
-            if (!small || !usual || left < 2) {
+            if (!small || !usual || left < fewest) {
                 code = one(k++);
                 continue;
             }
