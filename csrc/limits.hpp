@@ -8,10 +8,11 @@
 
 // -- the rules of plan.hpp --------------------------------------------------------------------------
 
-constexpr int64_t TILE_MOST = 128;    // one row a lane,
-constexpr int64_t TILE_SQUARE = 32;   // with k largest that are found in n^2 steps, and budgets: no more than this
-constexpr int64_t BATCH_MOST = 2048;  // many rows at once, the candidates of each solved one row a lane,
-constexpr int64_t BATCH_AHEAD = 512;  // of which the next rows are prefetched meanwhile; longer ones come by themselves
+constexpr int64_t TILE_MOST = 128;        // one row a lane,
+constexpr int64_t TILE_SQUARE = 32;       // with k largest that are found in n^2 steps, and budgets: no more than this
+constexpr int64_t BATCH_MOST = 4096;      // many rows at once, the candidates of each solved one row a lane,
+constexpr int64_t BATCH_LONGEST = 16384;  // with budgets and normmax, whose rows take longer by themselves,
+constexpr int64_t BATCH_AHEAD = 512;      // of which the next rows are prefetched meanwhile; longer ones come by themselves
 constexpr int64_t SWEEP_MOST =
     2048;  // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
 constexpr int64_t DENSE_MOST = 320;  // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for

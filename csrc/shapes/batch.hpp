@@ -18,7 +18,7 @@ struct Batch {
     int64_t count[W];       // its candidates; -1: the row is served by itself
     int64_t most;           // the largest of these counts, in eights
     uint32_t few;           // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
-    uint64_t hit[W][BATCH_MOST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row
+    uint64_t hit[W][BATCH_LONGEST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row
                                            // is written, where p is not 0
     uint32_t wanted;                       // one bit a row, 0: a loss or gradient whose target is no class
     int64_t target[W];
