@@ -25,9 +25,10 @@ inline void vjp_found(const Sensitivity &s, const Saved<C> &found, const void *g
     double *const p = scratch.take<double>(SORTED, count + W), *const h = scratch.take<double>(EXTRA, count + W),
                   *const weights = scratch.take<double>(WIDE, count + W);
     if (scratch.failed) return;
-    int64_t least = 0;
-    for (int64_t i = 0; s.steep && i < count; i++) least = value[i] < value[least] ? i : least;
-    const vd from = s.steep && count ? splat(gathered<double>(g, g_step, dtype, index + least, 1)[0]) : vd{};
+    int64_t least = -1;
+    for (int64_t i = 0; s.steep && i < count; i++)
+        if (value[i] > C(0) && (least < 0 || value[i] < value[least])) least = i;
+    const vd from = least < 0 ? vd{} : splat(gathered<double>(g, g_step, dtype, index + least, 1)[0]);
     Norm norm{s.alpha};
     if (s.link == NORM) {
         norm.most = 0.0;
