@@ -110,10 +110,10 @@ bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     const anymax_support &s = call->support;
     if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD && call->op != ANYMAX_SLOPE)) return true;
     for (int64_t r = begin; r < end; r++) {
-        if (s.count[r] < -1 || s.count[r] > s.capacity) return false;
-        const int32_t *index = s.index + r * s.capacity;
-        bool wrong = s.count[r] > 0 && (index[0] < 0 || index[s.count[r] - 1] >= call->n);
-        for (int32_t i = 1; i < s.count[r]; i++) wrong |= index[i] <= index[i - 1];
+        const int32_t count = s.count[r], *const index = s.index + r * s.capacity;
+        if (count < -1 || count > s.capacity) return false;
+        int32_t wrong = count > 0 && (index[0] < 0 || index[count - 1] >= call->n);  // as wide as they are: in vectors
+        for (int32_t i = 1; i < count; i++) wrong |= index[i] <= index[i - 1];
         if (wrong) return false;
     }
     return true;

@@ -17,17 +17,22 @@ struct EntmaxOmega {
     }
 };
 
-// The norm of p less 1, from the sum of p^alpha; in vectors from that of q^alpha, where p = share q.
-inline double normmax_omega(double powers, double alpha) { return ::expm1(::log(powers) / alpha); }
+// The norm of p less 1, from the sum of q^alpha, where p = share q.
+inline double normmax_omega(double powers, double alpha, double share) { return ::expm1(::log(powers) / alpha + ::log(share)); }
 ANYMAX_INLINE vd normmax_omega(vd powers, double alpha, vd share) { return exp(log(powers) * (1.0 / alpha)) * share - 1.0; }
 
-// A row's, a probability at a time.
+// A row's, a probability at a time. `high`: the largest. Of normmax above alpha = 2 p / high have powers that are numbers for
+// any alpha, and below it those of p more digits.
 struct Omega {
     ThresholdLink link;
-    double alpha, powers;  // the sum of p^alpha
+    double alpha, share, powers;  // the sum of (p / share)^alpha
     EntmaxOmega entmax;
-    Omega(ThresholdLink l, double param)
-        : link(l), alpha(l == POWER1 || l == CAPPED ? 2.0 : param), powers(0.0), entmax(alpha) {}
+    Omega(ThresholdLink l, double param, double high)
+        : link(l),
+          alpha(l == POWER1 || l == CAPPED ? 2.0 : param),
+          share(alpha > 2.0 ? high : 1.0),
+          powers(0.0),
+          entmax(alpha) {}
     // -Omega / p, or that of the class alone where it is no sum.
     double own(double p) {
         switch (link) {
@@ -39,12 +44,12 @@ struct Omega {
             case CURVE:
             case ANY_POWER:
             case STEEP: return entmax.own(-::expm1((alpha - 1.0) * ::log(p)));
-            case NORM: return powers += ::exp(alpha * ::log(p)), 0.0;
+            case NORM: return powers += ::exp(alpha * ::log(p / share)), 0.0;
             case NO_LINK: break;
         }
         return __builtin_nan("");
     }
-    double rest() const { return link == NORM ? normmax_omega(powers, alpha) : 0.0; }
+    double rest() const { return link == NORM ? normmax_omega(powers, alpha, share) : 0.0; }
 };
 
 }  // namespace ANYMAX_UNIT

@@ -135,16 +135,17 @@ struct EntmaxOmegaRise {
     }
 };
 
-// Of normmax: log N, N the norm of p, and d log N / d alpha. From u = p / the largest p, where all parts have one sign.
+// Of normmax: the norm N of p, whose u = p / most have powers that sum to `mass`, and d log N / d alpha. From u all parts have
+// one sign, and their powers are numbers for any alpha.
 struct NormRise {
-    double log_norm, rise;
+    double alpha, most, log_mass, rise;
 
     // Sums over the classes but for those with u = 1, which are `tied`.
-    NormRise(double alpha, double most, double powers, double logs, double tied) {
-        const double all = powers + tied, l = ::log1p(powers + (tied - 1.0));
-        log_norm = ::log(most) + l / alpha;
-        rise = (logs / all - l / alpha) / alpha;
+    NormRise(double alpha_, double most_, double powers, double logs, double tied)
+        : alpha(alpha_), most(most_), log_mass(::log1p(powers + (tied - 1.0))) {
+        rise = (logs / (powers + tied) - log_mass / alpha) / alpha;
     }
+    double norm() const { return most * ::exp(log_mass / alpha); }
 };
 template <class C>
 inline NormRise norm_rise(double alpha, const C *p, int64_t count) {

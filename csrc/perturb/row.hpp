@@ -66,6 +66,24 @@ inline double one_g(const Row<C> &row, int64_t i) {
     return where_p(row, i, (double)row.g[i] - row.mid);
 }
 
+// take(z, g, i) of the scores above `cut` and below `under`, a vector after the other from pos on while there is room for all
+// of one more; the place behind them.
+template <class C, class F>
+ANYMAX_INLINE int64_t each_between(const Row<C> &row, int64_t pos, double cut, double under, int64_t room, F take) {
+    constexpr int64_t W = width<double>;
+    for (; pos < row.n && room >= W; pos += W) {
+        const vd z = load_z(row, pos);
+        uint32_t in = bits((vl)(z > cut)) & bits((vl)(z < under));
+        if (!in) continue;
+        const vd g = row.g ? load_g(row, pos) : vd{};
+        for (room -= __builtin_popcount(in); in; in &= in - 1) {
+            const int k = __builtin_ctz(in);
+            if (pos + k < row.n) take(z[k], g[k], pos + k);
+        }
+    }
+    return pos;
+}
+
 // The highest scores as z, descending; returns how many.
 template <class C>
 inline int64_t highest(const Row<C> &row, double *to) {

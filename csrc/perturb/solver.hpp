@@ -100,32 +100,21 @@ struct Solver {
     }
     // The same with those above `cut` alone.
     int64_t load_above(int64_t pos, int64_t &got, double &highest_z) {
-        constexpr int64_t W = width<double>;
-        vd most = all<vd>(-DEEPEST);
-        got = 0;
-        for (; pos < row.n && got + W <= BLOCK; pos += W) {
-            const vd z = load_z(row, pos);
-            uint32_t in = bits((vl)(z > cut));
-            if (!in) continue;
-            const vd g = row.g ? load_g(row, pos) : vd{};
-            most = larger(most, z);
-            for (; in; in &= in - 1) {
-                const int k = __builtin_ctz(in);
-                if (pos + k >= row.n) break;
-                const bool is_top = pos + k == row.top;
-                const double zk = z[k], a = sizeof(E) == 8 ? zk : (zk + GRID) - GRID;
-                single.zh[got] = (E)a;
-                single.zl[got] = (E)(zk - a);
-                single.w[got] = E(is_top ? 0 : 1);
-                single.wg[got] = is_top ? E(0) : (E)g[k];
-                index[got++] = pos + k;
-            }
-        }
+        got = 0, highest_z = -DEEPEST;
+        pos = each_between(row, pos, cut, inf64, BLOCK, [&](double z, double g, int64_t i) {
+            const bool is_top = i == row.top;
+            const double a = sizeof(E) == 8 ? z : (z + GRID) - GRID;
+            highest_z = larger(highest_z, z);
+            single.zh[got] = (E)a;
+            single.zl[got] = (E)(z - a);
+            single.w[got] = E(is_top ? 0 : 1);
+            single.wg[got] = is_top ? E(0) : (E)g;
+            index[got++] = i;
+        });
         for (int64_t j = got; j < round_up(got, width<E>); j++) {
             single.zh[j] = E(-DEEPEST);
             single.zl[j] = single.w[j] = single.wg[j] = E(0);
         }
-        highest_z = highest_lane(most);
         return pos;
     }
 

@@ -67,31 +67,15 @@ struct Uniform {
     // -DEEPEST up to a multiple of the vector.
     template <class F>
     ANYMAX_INLINE void each(double cut, F f) {
-        constexpr int64_t W = width<double>;
-        int64_t m = 0;
-        double most = -DEEPEST;
-        for (int64_t i = 0; i < row.n; i += W) {
-            const vd v = load_z(row, i);
-            uint32_t in = bits((vl)(v > cut)) & bits((vl)(v < 0.0));
-            if (in) {
-                const vd gv = row.g ? load_g(row, i) : vd{};
-                for (; in; in &= in - 1) {
-                    const int k = __builtin_ctz(in);
-                    z[m] = v[k];
-                    most = larger(most, z[m]);
-                    g[m] = gv[k];
-                    index[m++] = i + k;
-                }
-            }
-            if (m && (m + W > BLOCK || i + W >= row.n)) {
-                for (int64_t j = m; j < round_up(m, W); j++) {
-                    z[j] = -DEEPEST;
-                    g[j] = 0.0;
-                }
-                f(m, most);
-                m = 0;
-                most = -DEEPEST;
-            }
+        for (int64_t pos = 0; pos < row.n;) {
+            int64_t m = 0;
+            double most = -DEEPEST;
+            pos = each_between(row, pos, cut, 0.0, BLOCK, [&](double v, double own_g, int64_t i) {
+                most = larger(most, v);
+                z[m] = v, g[m] = own_g, index[m++] = i;
+            });
+            for (int64_t j = m; j < round_up(m, width<double>); j++) z[j] = -DEEPEST, g[j] = 0.0;
+            if (m) f(m, most);
         }
     }
 

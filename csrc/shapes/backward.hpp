@@ -12,7 +12,7 @@ template <class C, class F>
 inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch,
                       const Team &team) {
     C *const weights = F::expensive ? scratch.take<C>(EXTRA, n + width<C>) : nullptr;
-    if (!scratch.failed) vjp<false>(WholeRow<C>{{p, g, nullptr, weights, n}, out, scratch, team}, weigh, 0.0);
+    if (!scratch.failed) vjp<false>(WholeRow<C>{{p, g, nullptr, weights, n}, out, scratch, team}, weigh, Norm{});
 }
 
 // J^T g from the non-zeros of p, in doubles. Where weights grow without bound as p falls, the smallest p has nearly all of
@@ -25,12 +25,18 @@ inline void vjp_found(const Sensitivity &s, const Saved<C> &found, const void *g
     double *const p = scratch.take<double>(SORTED, count + W), *const h = scratch.take<double>(EXTRA, count + W),
                   *const weights = scratch.take<double>(WIDE, count + W);
     if (scratch.failed) return;
-    int64_t least = 0;
-    for (int64_t i = 0; s.steep && i < count; i++) least = value[i] < value[least] ? i : least;
-    const vd from = s.steep && count ? splat(gathered<double>(g, g_step, dtype, index + least, 1)[0]) : vd{};
-    for (int64_t i = 0; i < count; i += W) store(p + i, load_wide_or(value, i, count, 0.0));
+    int64_t least = -1;
+    for (int64_t i = 0; s.steep && i < count; i++)
+        if (value[i] > C(0) && (least < 0 || value[i] < value[least])) least = i;
+    const vd from = least < 0 ? vd{} : splat(gathered<double>(g, g_step, dtype, index + least, 1)[0]);
+    Norm norm{s.alpha};
+    if (s.link == NORM) {
+        norm.most = 0.0;
+        for (int64_t i = 0; i < count; i++) norm.most = larger(norm.most, (double)value[i]);
+    }
+    for (int64_t i = 0; i < count; i += W) store(p + i, load_wide_or(value, i, count, 0.0) / norm.most);
     const SupportRow<double> row{{p, h, h, weights, count}, g, g_step, dtype, index, from};
-    s.with([&](auto weigh) { s.link == NORM ? vjp<true>(row, weigh, s.alpha) : vjp<false>(row, weigh, s.alpha); });
+    s.with([&](auto weigh) { s.link == NORM ? vjp<true>(row, weigh, norm) : vjp<false>(row, weigh, norm); });
     spread(out, index, (const double *)h, count, team);
 }
 
@@ -74,7 +80,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             continue;
         }
         if (!bypass && !clear && !over && r >= cleared) cleared = clear_rows(call, r, end, team);
-        vjp<false>(SupportRow<float>{{value, h, h, weights, count}, g, 1, ANYMAX_F32, index, vf{}}, weigh, 0.0);
+        vjp<false>(SupportRow<float>{{value, h, h, weights, count}, g, 1, ANYMAX_F32, index, vf{}}, weigh, Norm{});
         if (bypass && !clear) {
             spread_bypass(out, n, index, (const float *)h, count, team);
             continue;
@@ -127,7 +133,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                              bypass && !whole,
                              next};
         };
-        vjp_in_turn<NORM>(row, count, weigh, alpha, all);
+        vjp_in_turn<NORM>(row, count, weigh, Norm{alpha}, all);
         if (whole) lines.send(count * n, first + count == end);
     }
 }
@@ -142,7 +148,7 @@ inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, i
         const int64_t count = end - r < W ? end - r : W;
         lanes_beside<true>(call, call.p, r, count, n, p);
         lanes_beside<true>(call, call.g, r, count, n, g);
-        vjp<false>(RowsBeside{p, g, p, weights, n * W}, weigh, 0.0);
+        vjp<false>(RowsBeside{p, g, p, weights, n * W}, weigh, Norm{});
         lanes_beside<false>(call, call.out, r, count, n, p);
     }
 }

@@ -8,14 +8,15 @@
 namespace ANYMAX_UNIT {
 
 struct Batch {
-    enum { W = width<float> };
+    enum { W = width<float>, CROWDED = -2 };
     const float *x[W];
     float *out[W];
     int64_t n[W];           // the length of each
     const float *ahead;     // the scores of as many rows that come next, one after another; NULL where that is not known
     bool cached;            // where it is: results are written to the caches
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
-    int64_t count[W];       // its candidates; -1: the row is served by itself
+    int64_t count[W];       // its candidates; CROWDED: too many; -1: the row is served by itself, as are crowded ones but for
+                            // the powers' probabilities
     int64_t most;           // the largest of these counts, in eights
     uint32_t few;           // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
     uint64_t hit[W][BATCH_LONGEST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the row
@@ -177,7 +178,7 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t fe
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
             at = few >> r & 1 ? keep_few<K>(x, b.n[r], high, edge, to, limit, b.hit[r])
                               : keep_all<K>(x, b.n[r], high, edge, to, 0, limit);
-            b.count[r] = at <= limit ? at : -1;
+            b.count[r] = at <= limit ? at : (int64_t)Batch::CROWDED;
             if (at > limit) at = 0;
         }
         if (at > b.most) b.most = at;
@@ -197,6 +198,12 @@ ANYMAX_INLINE void each_hit(const uint64_t *hits, int64_t n, F f) {
     for (int64_t i = 0; i < n; i += 64 * W)
         for (uint64_t hit = hits[i / (64 * W)]; hit; hit &= hit - 1)
             if (!f(i + __builtin_ctzll(hit) * W)) return;
+}
+
+// All of n entries.
+inline void mark_all(uint64_t *hits, int64_t n) {
+    for (int64_t left = (n + width<float> - 1) / width<float>; left > 0; left -= 64)
+        *hits++ = left < 64 ? (1ull << left) - 1 : ~0ull;
 }
 
 // Takes the vectors of a row in order, and notes which have probabilities.

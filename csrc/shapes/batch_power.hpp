@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shapes/batch.hpp"
+#include "shapes/sweep.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -62,7 +63,15 @@ ANYMAX_INLINE vf sum_of_others(const Batch &b, const Rooted &s) {
     return others + larger(tied - 1.0f, vf{}) * power_value<float, R>(below, s.level, s.lost);
 }
 
-// One bit a row: 0 where it is to be served by itself, for its support is most of it, or it is poisoned.
+// A row with too many candidates, from all of it. Apart from the rest, which would pay for its registers.
+template <int R>
+__attribute__((noinline)) static void sweep_crowded(Batch &b, int64_t r, bool bypass) {
+    const int64_t n = b.n[r];
+    const Edge edge = sweep_root<float, R>(b.x[r], n, b.top[r], (double)b.edge[r] / -R);
+    sweep_write<float, R>(b.out[r], b.x[r], 0, n, n, b.top[r], edge, bypass);
+}
+
+// One bit a row: 0 where it is to be served by itself: poisoned, or of losses too, where its support is most of it.
 template <int R, Output OUT>
 static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
     constexpr int64_t W = width<float>;
@@ -80,8 +89,11 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.cached) ask_ahead(b, r, n);
+        const bool sweeps = OUT <= SUPPORTS && b.count[r] == Batch::CROWDED;
+        if (sweeps) sweep_crowded<R>(b, r, bypass);
+        if (OUT == SUPPORTS && sweeps) mark_all(b.hit[r], b.n[r]);
+        done |= (uint32_t)(sweeps || b.count[r] >= 0) << r;
         if (b.count[r] < 0) continue;
-        done |= 1u << r;
         const float *x = b.x[r];
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
         if constexpr (OUT == GRADIENT) {

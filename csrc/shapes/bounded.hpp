@@ -152,7 +152,7 @@ inline C bounded_floor(const L &link, const Scan<C> &s, double alpha, double mos
             (excess > 0.0 ? rule.high : rule.low) = at;
             const double next = at - link.fall(s.value(), s.rate(), mass * 1.03);
             const bool on = !(excess > 0.0 && excess < 0.1);
-            return Step<double>{next > rule.low && next < rule.high ? next : mass > 0.0 ? rule.middle() : rule.low, true, on};
+            return Step<double>{next > rule.low && next < rule.high ? next : rule.middle(), true, on};
         };
         solve(row_below(from, vectors, s.top), under(link, all), level, true, turns, steps);
         high = rule.high;

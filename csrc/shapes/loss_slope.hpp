@@ -14,7 +14,7 @@ __attribute__((noinline)) static double loss_slope(Link link, double param, cons
         case BY_ALPHA: break;
         case BY_NORM: {
             const NormRise norm = norm_rise(param, p, count);
-            return -norm.rise * ::exp(norm.log_norm);
+            return -norm.rise * norm.norm();
         }
         case BY_BUDGET: return tau + 0.5;
         case UNMOVED: return not_a_number<double>;

@@ -190,7 +190,9 @@ static double loss_row(const anymax_call &call, int64_t row, Source source, Link
             value = ((double)high - aim) + ::log1p(kept ? rest_of(kept, found.count, high) : 0.0);
             return value > 0.0 ? value : 0.0;
         }
-        Omega omega(link.threshold(), call.param);
+        double high_p = 0.0;
+        for (int64_t i = 0; i < found.count; i++) high_p = larger(high_p, (double)found.p[i]);
+        Omega omega(link.threshold(), call.param, high_p);
         for (int64_t i = 0; i < found.count; i++) {
             const double p = found.p[i];
             if (!(p > 0.0)) continue;

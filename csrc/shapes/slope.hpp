@@ -50,16 +50,18 @@ ANYMAX_INLINE double lowest_log(const C *p, int64_t count) {
     return ::log((double)lowest_lane(low));
 }
 
-// Normmax: -sum p l (g - m) / c + dN/dalpha N^c / c sum p^(1 - c) (g - m), m the mean of g by p.
+// Normmax: -sum p log u (g - m) / c + dN/dalpha N^c / c sum p^(1 - c) (g - m), m the mean of g by p, u = p / most; less a
+// multiple of p, which leaves nothing to cancel where u = 1.
 template <class N>
 inline void weigh_norm(double alpha, Moves<N> &m) {
-    const double c = alpha - 1.0, lowest = c > 1.0 ? lowest_log(m.p, m.count) : 0.0;
     const NormRise norm = norm_rise(alpha, m.p, m.count);
-    const double high = alpha * norm.log_norm + (1.0 - c) * lowest;  // of N^alpha p^(1 - c), which are finite together
-    const N by = (N)(norm.rise * ::exp(high < 700.0 ? high : 700.0) / c);
+    const double c = alpha - 1.0, log_most = ::log(norm.most), lowest = c > 1.0 ? lowest_log(m.p, m.count) - log_most : 0.0;
+    const double high = 2.0 * log_most + norm.log_mass + (1.0 - c) * lowest;  // of N^alpha p^(1 - c), which are finite together
+    const N by = (N)(norm.rise * ::exp(high < 700.0 ? high : 700.0) / c), over_most = (N)(1.0 / norm.most),
+            multiple = (N)(norm.rise * norm.most * ::exp(norm.log_mass) / c);
     m.weigh([=](vec<N> p, vec<N> &s, vec<N> &r) ANYMAX_EACH {
-        const vec<N> l = log_of(p);
-        s = p, r = p == vec<N>{} ? p : by * exp((l - N(lowest)) * N(1.0 - c)) - p * l * N(1.0 / c);
+        const vec<N> l = log_of(p * over_most);
+        s = p, r = p == vec<N>{} ? p : by * exp((l - N(lowest)) * N(1.0 - c)) - p * (l * N(1.0 / c) + multiple);
     });
 }
 

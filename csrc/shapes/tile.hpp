@@ -39,6 +39,12 @@ ANYMAX_INLINE void exponentials(Tile<C> &t, int64_t n) {
     for (; i < n; i++) exp_below<1>(t.v + i);
 }
 
+// The i-th scores, and beyond them what adds nothing.
+template <class C>
+ANYMAX_INLINE auto padded(const Tile<C> &t, int64_t n) {
+    return [&t, n](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); };
+}
+
 // Softmax over what keep(i, the i-th exponentials) leaves of them.
 template <class C, class F>
 ANYMAX_INLINE void tile_softmax(Tile<C> &t, int64_t n, F keep) {
@@ -59,7 +65,7 @@ template <class C>
 inline void tile_log_softmax(Tile<C> &t, int64_t n) {
     prepare(t, n);
     vd l[2];
-    lanes_log_sum<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, l);
+    lanes_log_sum<C>(n, padded(t, n), l);
     vec<C> log_z;
     for (int h = 0; h < (sizeof(C) == 4 ? 2 : 1); h++) store_narrow((C *)&log_z + h * width<double>, l[h]);
     for (int64_t i = 0; i < n; i++) t.v[i] = t.any ? t.v[i] - log_z : splat(-infinity<C>);

@@ -22,8 +22,7 @@ struct TileLoss {
 template <class C>
 inline void loss_softmax(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     prepare(t, n);
-    lanes_softmax_loss<C>(
-        n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, t.high, load(f.aim), f.value, f.tau);
+    lanes_softmax_loss<C>(n, padded(t, n), t.high, load(f.aim), f.value, f.tau);
     if (!f.slopes) return;
     vec<C> less;
     for (int h = 0; h < TileLoss<C>::PARTS; h++)

@@ -177,24 +177,30 @@ ANYMAX_INLINE WeightSums<typename View::Sum> sums_of(const View &view, const F &
     return s;
 }
 
+// Normmax'. Its views have p / most: where that is not far from 1, its powers are numbers for any alpha.
+struct Norm {
+    double alpha, most = 1.0;
+};
 // The mean of g; of normmax N and <N w, g - mean> as well. total(sum) joins the lanes of one.
 template <class S>
 struct Means {
     S mean, norm, total;
 };
-ANYMAX_INLINE double norm_of(double powers, double alpha) {
-    return ::exp((alpha - 1.0) / alpha * ::log(powers)) / (alpha - 1.0);
+ANYMAX_INLINE double times(double v, double by) { return v * by; }
+ANYMAX_INLINE vf times(vf v, double by) { return v * (float)by; }
+ANYMAX_INLINE double norm_of(double powers, const Norm &of) {
+    return of.most * ::exp((of.alpha - 1.0) / of.alpha * ::log(powers)) / (of.alpha - 1.0);
 }
-ANYMAX_INLINE vf norm_of(vf powers, double alpha) {
-    return exp(log(powers) * (float)((alpha - 1.0) / alpha)) * (float)(1.0 / (alpha - 1.0));
+ANYMAX_INLINE vf norm_of(vf powers, const Norm &of) {
+    return exp(times(log(powers), (of.alpha - 1.0) / of.alpha)) * (float)(of.most / (of.alpha - 1.0));
 }
 template <bool NORM, class F, class All, class T>
-ANYMAX_INLINE auto means_of(All &s, double alpha, T total) {
+ANYMAX_INLINE auto means_of(All &s, const Norm &of, T total) {
     const auto wg = total(s.wg);
     typedef decltype(total(s.wg)) S;
     if constexpr (NORM) {
-        const S mean = total(s.pg), norm = norm_of(total(s.power), alpha);
-        return Means<S>{mean, norm, norm * (wg - mean * total(s.w))};
+        const S mean = times(total(s.pg), of.most), norm = norm_of(total(s.power), of);
+        return Means<S>{mean, norm, times(norm * (wg - mean * total(s.w)), of.most)};
     } else {
         return Means<S>{mean_of<F>(F::own ? S{} : total(s.w), wg), S{}, S{}};
     }
@@ -219,21 +225,21 @@ ANYMAX_INLINE void write_product(const View &view, const F &weigh, const Means<S
 
 // Of one row, or of rows one a lane.
 template <bool NORM, class View, class F>
-ANYMAX_INLINE void vjp(const View &view, const F &weigh, double alpha) {
+ANYMAX_INLINE void vjp(const View &view, const F &weigh, const Norm &of) {
     auto s = sums_of<NORM>(view, weigh);
-    write_product<NORM>(view, weigh, means_of<NORM, F>(s, alpha, [](auto &sum) ANYMAX_EACH { return sum.total(); }));
+    write_product<NORM>(view, weigh, means_of<NORM, F>(s, of, [](auto &sum) ANYMAX_EACH { return sum.total(); }));
 }
 
 // Of rows in turn, as many at most as a vector has lanes, so that no row waits for its own sums across lanes. row(r): its view.
 typedef WeightSums<vf[width<float>]> SumsInTurn;
 template <bool NORM, class F, class R>
-ANYMAX_INLINE void vjp_in_turn(R row, int64_t count, const F &weigh, double alpha, SumsInTurn &all) {
+ANYMAX_INLINE void vjp_in_turn(R row, int64_t count, const F &weigh, const Norm &of, SumsInTurn &all) {
     constexpr int64_t W = width<float>;
     for (int64_t r = 0; r < count; r++) {
         const auto s = sums_of<NORM>(row(r), weigh);
         all.w[r] = s.w.all, all.wg[r] = s.wg.all, all.power[r] = s.power.all, all.pg[r] = s.pg.all;
     }
-    const auto m = means_of<NORM, F>(all, alpha, [](const vf *lanes) ANYMAX_EACH { return sums(lanes); });
+    const auto m = means_of<NORM, F>(all, of, [](const vf *lanes) ANYMAX_EACH { return sums(lanes); });
     Means<float[W]> own;
     store(own.mean, m.mean), store(own.norm, m.norm), store(own.total, m.total);
     for (int64_t r = 0; r < count; r++)

@@ -133,11 +133,7 @@ class SmallMatrices {
                 u[i] = going ? over(rows[i], sum) : u[i];
             }
             most = going ? wrong : most;
-            for (int64_t j = 0; j < m(); j++) {
-                V sum = entries[j] * u[0];
-                for (int64_t i = 1; i < n(); i++) sum += entries[i * m() + j] * u[i];
-                v[j] = over(columns[j], sum);
-            }
+            scale_columns(u, v);
         }
         finish(u);
         for (int64_t l = 0; l < count; l++) left[l] = (double)most[l];

@@ -336,6 +336,28 @@ def budget_long(x, k):
     return np.clip(x - low, 0, 1)
 
 
+def normmax_norm(p, alpha):
+    """(`||p||_alpha`, its derivative by alpha at a constant p) at 300 digits, in which no power is lost beside another."""
+    with mp.workdps(300):
+        p, a = [mp.mpf(float(v)) for v in p if v > 0], mp.mpf(float(alpha))
+        mass = mp.fsum(v**a for v in p)
+        norm = mass ** (1 / a)
+        return norm, norm / a * (mp.fsum(v**a * mp.log(v) for v in p) / mass - mp.log(norm))
+
+
+def normmax_derivatives(p, g, alpha):
+    """(J^T g, <g, dp/dalpha>) of a row of p, at 300 digits."""
+    norm, rise = normmax_norm(p, alpha)
+    with mp.workdps(300):
+        p, g, a = [mp.mpf(float(v)) for v in p], [mp.mpf(float(v)) for v in g], mp.mpf(float(alpha))
+        mean = mp.fsum(v * h for v, h in zip(p, g, strict=True) if v)
+        w = [v * (norm / v) ** (a - 1) / (a - 1) if v else mp.mpf(0) for v in p]
+        wh = [k * (h - mean) if k else k for k, h in zip(w, g, strict=True)]
+        total = mp.fsum(wh)
+        own = mp.fsum(v * mp.log(v) * (h - mean) for v, h in zip(p, g, strict=True) if v) / (a - 1)
+        return [float(v - q * total) for v, q in zip(wh, p, strict=True)], float(rise * total - own)
+
+
 def normmax_long(x, alpha):
     x = np.asarray(x).astype(np.longdouble)
     b, r = np.longdouble(alpha) / (np.longdouble(alpha) - 1), 1 / (np.longdouble(alpha) - 1)

@@ -76,4 +76,14 @@ int without_lock(Kind kind, int64_t work, F engine) {
     return code;
 }
 
+// What engine(&call) gives, as `answer` has it.
+template <class Call, class F>
+PyObject *run_call(Kind kind, int64_t work, Call &call, F engine, const char *what, PyObject *name, int64_t n) {
+    const int code = without_lock(kind, work, [&](int pool) {
+        call.pool = pool;
+        return engine(&call);
+    });
+    return answer(code, what, name, n);
+}
+
 #endif

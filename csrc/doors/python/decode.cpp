@@ -42,11 +42,7 @@ ANYMAX_CALL(call_decode) {
         call.index = (int64_t *)index.data;
     else
         call.given = (const int64_t *)index.data;
-    const int code = without_lock(kind, at_most_so_much(rows, work_of_row(&call)), [&](int pool) {
-        call.pool = pool;
-        return anymax_decode(&call);
-    });
-    return answer(code, "a draw", link.kind, n);
+    return run_call(kind, at_most_so_much(rows, work_of_row(&call)), call, anymax_decode, "a draw", link.kind, n);
 }
 
 // (x, k, groups, kept, most, index) -> True: the classes of the k largest [rows, k], as anymax_choose has them; all in C order
@@ -65,9 +61,5 @@ ANYMAX_CALL(call_choose) {
     }
     if (!index.read_dense(kind, args[5], LONGS, call.rows * call.k, true)) return none();
     call.index = (int64_t *)index.data;
-    const int code = without_lock(kind, at_most_so_much(x.count, CHOICE_COST), [&](int pool) {
-        call.pool = pool;
-        return anymax_choose(&call);
-    });
-    return answer(code, "a choice", Py_None, n);
+    return run_call(kind, at_most_so_much(x.count, CHOICE_COST), call, anymax_choose, "a choice", Py_None, n);
 }

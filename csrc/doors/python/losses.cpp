@@ -153,11 +153,7 @@ ANYMAX_CALL(call_largest) {
     call.n = n;
     call.x = anymax_view{x.data, n, 0, 1}, call.out = anymax_view{value.data, (int64_t)k, 0, 1},
     call.positions = (int64_t *)positions.data;
-    const int code = without_lock(kind, x.count, [&](int pool) {
-        call.pool = pool;
-        return anymax_run(&call);
-    });
-    return answer(code, "the largest scores", Py_None, n);
+    return run_call(kind, x.count, call, anymax_run, "the largest scores", Py_None, n);
 }
 
 // (q, k, v, out, lengths, below, g, dq, dk, dv, groups, causal, scale, threads) -> True, of the backward where there is g; all
@@ -192,9 +188,7 @@ ANYMAX_CALL(call_linear) {
     call.below = a[5].data;
     call.g = a[6].data, call.dq = a[7].data, call.dk = a[8].data, call.dv_ = a[9].data;
     const bool backward = args[6] != Py_None;
-    const int code = without_lock(kind, INTERPRETER_KEPT + 1, [&](int pool) {
-        call.pool = pool;
-        return backward ? anymax_linear_vjp(&call) : anymax_linear(&call);
-    });
-    return answer(code, "linear attention", Py_None, call.d);
+    return run_call(
+        kind, INTERPRETER_KEPT + 1, call, [&](const auto *c) { return backward ? anymax_linear_vjp(c) : anymax_linear(c); },
+        "linear attention", Py_None, call.d);
 }

@@ -40,11 +40,7 @@ ANYMAX_CALL(call_order) {
         !strength_of(call, strength, args[3]))
         return none();
     call.x = x.data, call.out = out.data, call.order = (int32_t *)order.data;
-    const int code = without_lock(kind, x.count * WORK, [&](int pool) {
-        call.pool = pool;
-        return anymax_order(&call);
-    });
-    return answer(code, "an order", Py_None, call.n);
+    return run_call(kind, x.count * WORK, call, anymax_order, "an order", Py_None, call.n);
 }
 
 // (x or None, p, g, order, out, strength, how) -> True
@@ -60,9 +56,5 @@ ANYMAX_CALL(call_order_vjp) {
         !strength_of(call, strength, args[5]))
         return none();
     call.x = x.data, call.p = p.data, call.g = g.data, call.order = (int32_t *)order.data, call.out = out.data;
-    const int code = without_lock(kind, p.count * WORK, [&](int pool) {
-        call.pool = pool;
-        return anymax_order_vjp(&call);
-    });
-    return answer(code, "the gradient of an order", Py_None, call.n);
+    return run_call(kind, p.count * WORK, call, anymax_order_vjp, "the gradient of an order", Py_None, call.n);
 }

@@ -75,11 +75,9 @@ ANYMAX_CALL(call_segments) {
     call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
     (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data, call.slope = slope.data;
     const anymax_segments from{(const int64_t *)ptr.data, (const int64_t *)order.data, kept.data};
-    const int code = without_lock(kind, work_of(&call, entries * heads) + rows, [&](int pool) {
-        call.pool = pool;
-        return anymax_run_segments(&call, &from);
-    });
-    return answer(code, "segments", link.kind, entries);
+    return run_call(
+        kind, work_of(&call, entries * heads) + rows, call, [&](const auto *c) { return anymax_run_segments(c, &from); },
+        "segments", link.kind, entries);
 }
 
 // (index, ptr, order or None, whether torch's threads serve) -> see anymax_sort_segments. int64 of NumPy

@@ -32,9 +32,5 @@ ANYMAX_CALL(call_sinkhorn) {
     if (PyErr_Occurred()) return nullptr;
     call.x = x.data, call.rows = rows.data, call.columns = columns.data, call.g = g.data, call.out = out.data,
     call.left = (double *)left.data;
-    const int code = without_lock(kind, at_most_so_much(x.count, call.iterations), [&](int pool) {
-        call.pool = pool;
-        return anymax_sinkhorn(&call);
-    });
-    return answer(code, "Sinkhorn", Py_None, call.m);
+    return run_call(kind, at_most_so_much(x.count, call.iterations), call, anymax_sinkhorn, "Sinkhorn", Py_None, call.m);
 }

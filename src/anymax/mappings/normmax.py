@@ -20,6 +20,7 @@ from .._array import (
     power,
     safe,
     stop_gradient,
+    top,
     total,
 )
 from .._core.facts import Facts
@@ -135,55 +136,50 @@ class NormMax(Mapping):
         return self.loss(x, p, p0, xp) + dot(p0, finite_scores(x, xp)[0], xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
-        """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""
-        w = self._weights(p, self._log_norm(p, xp)[0], xp)
+        """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i (||p|| / p_i)^(alpha-1) / (alpha-1)`."""
+        c = like(self.alpha, p, xp) - 1.0
         h = g - dot(p, g, xp)
-        wh = w * h
+        wh = p * xp.exp(c * self._below_norm(p, xp)[0]) / c * h
         return wh - p * total(wh, xp)
 
-    def _weights(self, p: Array, log_norm: Array, xp: Namespace) -> Array:
-        """`p^(2-alpha) ||p||^(alpha-1) / (alpha-1)`, 0 where p is 0."""
-        alpha = like(self.alpha, p, xp)
-        inside = positive(p)
-        q = safe(p, inside, 1.0, xp)
-        scale = xp.exp((alpha - 1.0) * log_norm) / (alpha - 1.0)
-        return xp.where(inside, q ** (2.0 - alpha) * scale, xp.zeros_like(p))
+    def _below_norm(self, p: Array, xp: Namespace, totals: Totals = totals) -> tuple[Array, Array, Array]:
+        """`log(||p|| / p)`, 0 where p is 0, `||p||`, and the derivative of its logarithm by alpha at a constant p.
 
-    def _log_norm(self, p: Array, xp: Namespace, totals: Totals = totals) -> tuple[Array, Array]:
-        """`log ||p||`, and its derivative by alpha at a constant p: `(<p^alpha, log p> / sum p^alpha - log ||p||) / alpha`."""
-        alpha = like(self.alpha, p, xp)
-        inside = positive(p)
-        q = safe(p, inside, 1.0, xp)
-        log_q = xp.log(q)
-        powers = xp.where(inside, xp.exp(alpha * log_q), xp.zeros_like(p))
-        mass, bent = totals([powers, powers * log_q], xp)
+        All of it is that of `p / <p, p>`, whose powers are numbers for any alpha: in a row of this map nearly all of it is near to 1.
+        """
+        alpha, inside = like(self.alpha, p, xp), positive(p)
+        size = totals([p * p], xp)[0]
+        size = xp.where(size == 0, xp.ones_like(size), size)
+        log_u = xp.log(safe(p / size, inside, 1.0, xp))
+        powers = xp.where(inside, xp.exp(alpha * log_u), xp.zeros_like(p))
+        mass, bent = totals([powers, powers * log_u], xp)
         mass = xp.where(mass == 0, xp.ones_like(mass), mass)
-        log_norm = xp.log(mass) / alpha
-        return log_norm, (bent / mass - log_norm) / alpha
+        level = xp.log(mass) / alpha
+        return xp.where(inside, level - log_u, xp.zeros_like(p)), size * xp.exp(level), (bent / mass - level) / alpha
 
     def param_jvp(
         self, name: str, x: Array, p: Array, v: Array, xp: Namespace, totals: Totals = totals
     ) -> Array:  # fmt: skip
         """`a - p sum a` times v, with `a = w d||p||/d alpha - p log p / (alpha-1)` and w as in `vjp`."""
-        c, inside = like(self.alpha, p, xp) - 1.0, positive(p)
-        log_p = xp.log(safe(p, inside, 1.0, xp))
-        log_norm, slope = self._log_norm(p, xp, totals)
-        w = xp.exp((1.0 - c) * log_p + (1.0 + c) * log_norm)  # one exponential, which costs XLA less than a power
-        a = xp.where(inside, w * slope - p * log_p, xp.zeros_like(p)) / c
+        below, norm, slope = self._below_norm(p, xp, totals)
+        c = like(self.alpha, p, xp) - 1.0
+        a = p * (norm * xp.exp(c * below) * slope + (below - xp.log(norm))) / c
         return (a - p * totals([a], xp)[0]) * v
 
     def loss_slope(self, name: str, x: Array, p: Array, xp: Namespace) -> Array:
-        log_norm, slope = self._log_norm(p, xp)
-        return -xp.exp(log_norm) * slope
+        _, norm, slope = self._below_norm(p, xp)
+        return -norm * slope
+
+    def _norm(self, q: Array, xp: Namespace) -> Array:
+        """`||q||`, by the norm of `q / max(q)`, whose powers are numbers for any alpha."""
+        alpha, high = like(self.alpha, q, xp), stop_gradient(top(q, xp))
+        high = xp.where(high > 0, high, xp.ones_like(high))
+        return high * power(total(power(q / high, alpha, xp), xp), 1.0 / alpha, xp)
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         """`||q||_alpha - 1`."""
-        alpha = like(self.alpha, q, xp)
-        mass = total(power(q, alpha, xp), xp)
-        return power(mass, 1.0 / alpha, xp) - 1.0
+        return self._norm(q, xp) - 1.0
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         """`(q / ||q||)^(alpha-1)`."""
-        alpha = like(self.alpha, q, xp)
-        norm = power(total(power(q, alpha, xp), xp), 1.0 / alpha, xp)
-        return power(q / norm, alpha - 1.0, xp)
+        return power(q / self._norm(q, xp), like(self.alpha, q, xp) - 1.0, xp)

@@ -65,13 +65,20 @@ def lifted(p, c):
 
 
 @triton.jit
-def parts(p, g, anchor, e, SENSE: tl.constexpr):
-    """(s, h): the sensitivity, and h = g - anchor where s is not 0."""
+def peak(p):
+    """What the p of a steep norm are divided by, the largest, without which their powers are no numbers of fp32; 1 where all are 0."""
+    most = largest(p)
+    return tl.where(most > 0.0, most, 1.0)
+
+
+@triton.jit
+def parts(p, g, anchor, e, high, SENSE: tl.constexpr):
+    """(s, h): the sensitivity, of a norm that of p / high, and h = g - anchor where s is not 0."""
     if SENSE == "log":
         s = tl.where(p > float("-inf"), tl.exp(tl.where(p > float("-inf"), p, 0.0)), 0.0)
         s = tl.where(p == p, s, p)
     elif SENSE == "norm":
-        s = sensitivity(p, e, "any")
+        s = sensitivity(p / high, e, "any")
     elif SENSE == "taylor" or SENSE == "sigsoftmax":
         s = p
     else:
@@ -109,13 +116,16 @@ def few_lanes(
     p = tl.where(ok, p, 0.0)
     held = ok & ((p <= 0.0) == 0)
     g = tl.where(held, g, 0.0)
-    s, h = parts(p, g, 0.0, 1.0 - c, SENSE)
+    high = 1.0
+    if SENSE == "norm":
+        high = peak(p)
+    s, h = parts(p, g, 0.0, 1.0 - c, high, SENSE)
     rate, dot = wide(s).to(tl.float32), wide(pulled(p, s, h, SENSE)).to(tl.float32)
     norm, cross = rate, rate
     if SENSE == "norm":
-        norm = wide(lifted(p, c)).to(tl.float32)
+        norm = wide(lifted(p / high, c)).to(tl.float32)
         cross = wide(s * (h - dot)).to(tl.float32)
-    out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
+    out = product(p, p, s, h, rate, dot, norm, cross, c, high, 1.0, 1.0, SENSE, 0)
     scatter(to, cols, out, held & (cols >= first) & (cols < first + part), pa, TILE)
 
 
@@ -135,7 +145,7 @@ def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0,
         dot = rate
         for begin in range(first, tl.minimum(first + span, pa.n), TILE.K * TILE.L):
             p, g = pair(pa, ga, begin, SENSE, True, TILE)
-            s, h = parts(p, g, 0.0, e, SENSE)
+            s, h = parts(p, g, 0.0, e, 1.0, SENSE)
             rate += tl.sum(s, 1, keep_dims=True).to(tl.float64)
             dot += tl.sum(pulled(p, s, h, SENSE), 1, keep_dims=True).to(tl.float64)
         to = SUMS + (mine.row.to(tl.int64) * FEW.PARTS + tl.program_id(1)) * 2
@@ -147,12 +157,15 @@ def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0,
 def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr,
               PARTS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Writes J^T g from all of the row. STEEP: above alpha = 2 one entry may have a sensitivity larger by many orders of magnitude. Its
-    own g is then subtracted first, so that nothing cancels."""
+    own g is then subtracted first, so that nothing cancels; of a norm those of p / high are taken."""
     EXACT: tl.constexpr = to.X.dtype.element_ty == tl.float32
     n, e = pa.n, 1.0 - c
     anchor = tl.zeros(c.shape, tl.float32)
     scale = tl.full(c.shape, 1.0, tl.float32)
     share = scale
+    high = 1.0
+    ANCHORED: tl.constexpr = STEEP and SENSE != "norm"
+    SCALED: tl.constexpr = STEEP and SENSE == "norm"
     if TILE.WHOLE:
         p, g = pair(pa, ga, 0, SENSE, True, TILE)
         x = p
@@ -164,19 +177,21 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             u, _ = taylor(sound, scale, ORDER)
             z = summed(tl.where(x > float("-inf"), u, 0.0), EXACT)
             share = over(1.0, z)
-        if STEEP:
-            s, _ = parts(p, g, anchor, e, SENSE)
+        if SCALED:
+            high = peak(p)
+        if ANCHORED:
+            s, _ = parts(p, g, anchor, e, high, SENSE)
             most = largest(s)
             cols = lanes(0, TILE.K, TILE.L)
-            peak = smallest(tl.where((s == most) & there(pa, cols, TILE.SHIFT), cols, n))
-            anchor = total(tl.where(cols == peak, g, 0.0))
-        s, h = parts(p, g, anchor, e, SENSE)
+            first_most = smallest(tl.where((s == most) & there(pa, cols, TILE.SHIFT), cols, n))
+            anchor = total(tl.where(cols == first_most, g, 0.0))
+        s, h = parts(p, g, anchor, e, high, SENSE)
         rate, dot = summed(s, EXACT), summed(pulled(p, s, h, SENSE), EXACT)
         norm, cross = rate, rate
         if SENSE == "norm":
-            norm = summed(lifted(p, c), EXACT)
+            norm = summed(lifted(p / high, c), EXACT)
             cross = summed(s * (h - dot), EXACT)
-        out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
+        out = product(x, p, s, h, rate, dot, norm, cross, c, high, scale, share, SENSE, ORDER)
         put(to, 0, out, pa, TILE)
     else:
         size_, most_, mine_ = per_lane(0.0, TILE), per_lane(-1.0, TILE), per_lane(0.0, TILE)
@@ -186,17 +201,21 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
                 sound = tl.where((x > float("-inf")) & (x < float("inf")), tl.abs(x), 0.0)
                 size_ = tl.maximum(size_, tl.max(sound, 1, keep_dims=True))
             scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
-        if STEEP:  # the largest sensitivity of each lane, and the g at its first occurrence
+        if SCALED:
+            for begin in range(0, n, TILE.K * TILE.L):
+                size_ = tl.maximum(size_, tl.max(fetch(pa, begin, True, TILE, False, 0.0, True), 1, keep_dims=True))
+            high = peak(size_)
+        if ANCHORED:  # the largest sensitivity of each lane, and the g at its first occurrence
             for begin in range(0, n, TILE.L):
                 p = fetch_one(pa, begin, True, TILE, 1, False, 0.0, True)
                 g = fetch_one(ga, begin, (p <= 0.0) == 0, TILE, 1, False, 0.0, True)
-                s, _ = parts(p, g, anchor, e, SENSE)
+                s, _ = parts(p, g, anchor, e, high, SENSE)
                 mine_ = tl.where(s > most_, g, mine_)
                 most_ = tl.maximum(most_, s)
             most = largest(most_)
             lane = tl.arange(0, TILE.L)[None, None, :]
-            peak = tl.min(tl.where(most_ == most, lane, TILE.L), 2, keep_dims=True)
-            anchor = tl.sum(tl.where(lane == peak, mine_, 0.0), 2, keep_dims=True)
+            first_most = tl.min(tl.where(most_ == most, lane, TILE.L), 2, keep_dims=True)
+            anchor = tl.sum(tl.where(lane == first_most, mine_, 0.0), 2, keep_dims=True)
         if PARTS > 0:
             of = SUMS + (row.to(tl.int64) * PARTS + tl.arange(0, PARTS)[None, None, :]) * 2
             rate, dot = total(tl.load(of)).to(tl.float32), total(tl.load(of + 1)).to(tl.float32)
@@ -206,11 +225,11 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             dot_, norm_ = rate_, rate_
             for begin in range(0, n, TILE.K * TILE.L):
                 p, g = pair(pa, ga, begin, SENSE, True, TILE)
-                s, h = parts(p, g, anchor, e, SENSE)
+                s, h = parts(p, g, anchor, e, high, SENSE)
                 rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
                 dot_ += tl.sum(pulled(p, s, h, SENSE), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "norm":
-                    norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
+                    norm_ += tl.sum(lifted(p / high, c), 1, keep_dims=True).to(tl.float64)
                 if SENSE == "taylor":
                     x = fetch(xa, begin, True, TILE, True)
                     inside = (x > float("-inf")) & (x < float("inf"))
@@ -224,7 +243,7 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             cross_ = per_lane(0.0, TILE, tl.float64)
             for begin in range(0, n, TILE.K * TILE.L):
                 p, g = pair(pa, ga, begin, SENSE, True, TILE)
-                s, h = parts(p, g, anchor, e, SENSE)
+                s, h = parts(p, g, anchor, e, high, SENSE)
                 cross_ += tl.sum(s * (h - dot), 1, keep_dims=True).to(tl.float64)
             cross = total(cross_).to(tl.float32)
         steps = tl.cdiv(tl.minimum(part, n - first), TILE.K * TILE.L)
@@ -234,8 +253,8 @@ def all_lanes(xa, pa, ga, to, SUMS, row, first, part, c, SENSE: tl.constexpr, OR
             x = p
             if SENSE == "taylor" or SENSE == "sigsoftmax":
                 x = fetch(xa, begin, True, TILE, False, 0.0, False)
-            s, h = parts(p, g, anchor, e, SENSE)
-            out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
+            s, h = parts(p, g, anchor, e, high, SENSE)
+            out = product(x, p, s, h, rate, dot, norm, cross, c, high, scale, share, SENSE, ORDER)
             put(to, begin, out, pa, TILE)
 
 
@@ -263,11 +282,11 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
 
 
 @triton.jit
-def product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
+def product(x, p, s, h, rate, dot, norm, cross, c, high, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
     if SENSE == "log":  # g - p sum g, on the classes whose probability is not 0
         return tl.where(p == float("-inf"), 0.0, h - s * dot)
     elif SENSE == "norm":  # diag(w) - w p^T - p w^T + <w, 1> p p^T, w = s ||p||^(alpha-1) / (alpha-1)
-        factor = tl.exp2(c / (c + 1.0) * tl.log2(tl.maximum(norm, 1.2e-38))) / c
+        factor = high * tl.exp2(c / (c + 1.0) * tl.log2(tl.maximum(norm, 1.2e-38))) / c
         out = factor * (s * (h - dot) - p * cross)
         return tl.where(p == p, tl.where(p <= 0.0, 0.0, out), p)
     elif SENSE == "taylor" or SENSE == "sigsoftmax":

@@ -293,12 +293,12 @@ def _backward(
     rows = lay_out(cut, p, g=g, out=out, scores=x if sense in ("taylor", "sigsoftmax") else None)
     p, g = rows.held["x"], rows.held["g"]
     params = per_row(link.params, p, 1.0, cut) if each else p
-    steep = sense == "any" and (each or param > 1.0)
+    steep = sense in ("any", "norm") and (each or param > 1.0)
     sums = sense not in ("norm", "taylor") and not steep  # writing a row needs only its two sums
     call = _Call("backward", rows, parted=cut is None and sums)
     lists = counts = parted = p
     few, spread = Few(), call.span
-    if saved is not None and not steep and (found := saved.listed(call, rows.count)) is not None:
+    if saved is not None and (sense == "norm" or not steep) and (found := saved.listed(call, rows.count)) is not None:
         lists, counts, few, spread = found
     few = few._replace(PARTS=call.parts, KEEP=False, LATE=False)
     if call.parts:
