@@ -18,7 +18,7 @@ from .attention_backward import attention_bias, attention_keys, attention_querie
 from .attention_forward import attention_centres, attention_forward
 from .attention_plans import KEPT, LISTED, SKIPPED, BlockPlan, Split, blocks, split
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
-from .attention_tile import View
+from .attention_tile import Arrays, Call, Steps, View
 from .launch import POWERS
 from .links import Form
 from .operands import on_device_of
@@ -152,14 +152,11 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
             programs = k.shape[0] * k.shape[1] * wide
             centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
             radii = torch.empty(programs, dtype=torch.float32, device=k.device)
-            _launch(
-                attention_centres, programs, k, centres, radii, k.shape[2], k.shape[3], k.shape[1], *_steps(k)[:3], N=plan.N,
-                D=options["D"], num_warps=4,
-            )  # fmt: skip
+            _launch(attention_centres, programs, *common, centres, radii, N=plan.N, D=options["D"], num_warps=4)
         _launch(
             attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
-            _most(wide), _coarse(wide), **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
+            *common, out, saved.state, lists, saved.counts, saved.flags, centres, radii, _enough(job, q), _most(wide), _coarse(wide),
+            **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
             M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages, **capped,
         )  # fmt: skip
     return out, saved
@@ -177,7 +174,6 @@ def _forward_split(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, cut: Split
 ) -> None:
     common, options = _common(job, q, k, v, arrays)
-    ranges, heads, seed, param = (arrays.get(n, q) for n in ("ranges", "heads", "seed", "param"))
     batch, each, rows, _ = q.shape
     groups = each // k.shape[1]
     queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
@@ -194,26 +190,20 @@ def _forward_split(
         else:
             scores, tops = new((queries, wide, cut.N)), new((queries, wide))
             state = new((queries, SOLVED.value), dtype=torch.float64)
-        _launch(
-            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch,
-        )  # fmt: skip
+        _launch(attention_parts, tiles, *common, scores, tops, sums, partial, parts, **options, **launch)
         if job.link != "softmax":
             lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
-            reach = (job.offset, max(job.left, 0), max(job.right, 0))
             _launch(
-                attention_solve, queries, scores, tops, sums, lists, state, param, ranges, heads, each, rows, keys,
-                *((0, 0, 0) if param is q else _steps(param)), *reach, float(job.param), parts, _enough(job, q), **form,
-                M=cut.M, N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
+                attention_solve, queries, *common, scores, tops, sums, lists, state, parts, _enough(job, q), **form, M=cut.M, N=cut.N,
+                W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
             )  # fmt: skip
             _launch(
-                attention_values, tiles, v, scores, tops, sums, lists, state, partial, ranges, seed, each, groups, rows,
-                keys, e, *_steps(v)[:3], *reach, float(job.dropout_p), parts, **form, E=options["E"], W=cut.value_tops,
-                **launch,
+                attention_values, tiles, *common, scores, tops, sums, lists, state, partial, parts, **form, E=options["E"],
+                W=cut.value_tops, **launch,
             )  # fmt: skip
         _launch(
-            attention_merge, queries, sums, state, partial, out, ranges, heads, each, rows, keys, e, parts, job.offset,
-            **form, E=options["E"], C=cut.merged, num_warps=4,
-        )  # fmt: skip
+            attention_merge, queries, *common, sums, state, partial, out, parts, **form, E=options["E"], C=cut.merged, num_warps=4
+        )
 
 
 def backward(
@@ -249,7 +239,7 @@ def backward(
     with on_device_of(q, k, v, g, *arrays.values()):
         _launch(
             attention_queries, tall * batch * heads,
-            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, _most(wide),
+            *common, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, _most(wide),
             **options, LEARN=learn, **launch,
         )  # fmt: skip
         if wants & {"k", "v"}:
@@ -257,8 +247,8 @@ def backward(
             if job.link != "softmax":
                 lists = torch.empty((wide * batch * k.shape[1], KEPT), dtype=torch.int32, device=q.device)
             _launch(
-                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, saved.flags, g, dk, dv, numbers, plane,
-                *common, _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
+                attention_keys, wide * batch * k.shape[1], *common, saved.state, lists, saved.flags, g, dk, dv, numbers, plane,
+                _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
             )  # fmt: skip
         for name in sorted(wants & {"bias", "additive"}):
             a = arrays[name]
@@ -267,8 +257,8 @@ def backward(
             programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
             summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
             _launch(
-                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, numbers, plane, *common[:7], batch, *common[7:],
-                _coarse(wide), *into.stride(), **summed, **options, **launch,
+                attention_bias, programs, *common, saved.state, saved.flags, g, into, numbers, plane, batch, _coarse(wide),
+                Steps(*into.stride()), **summed, **options, **launch,
             )  # fmt: skip
             found[name] = into
     if "heads" in wants:
@@ -329,31 +319,27 @@ def _in_line(a: Tensor) -> Tensor:
     return a
 
 
-def _steps(a: Tensor) -> tuple[int, ...]:
+def _steps(a: Tensor | None) -> Steps:
     """The strides, with 0 for an axis of size 1."""
-    return tuple(0 if n == 1 else s for n, s in zip(a.shape, a.stride()))
+    return Steps(0, 0, 0, 0) if a is None else Steps(*(0 if n == 1 else s for n, s in zip(a.shape, a.stride())))
 
 
 def _common(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[Arrays, Call], dict[str, Any]]:
     """The arguments and compile-time constants that all kernels share."""
-    four = [arrays.get(n) for n in ("bias", "additive", "keep")]
-    param, ranges, heads, seed = (arrays.get(n) for n in ("param", "ranges", "heads", "seed"))
-    pointers = [q if a is None else a.view(torch.uint8) if a.dtype == torch.bool else a for a in four]
-    pointers += [q if a is None else a for a in (param, ranges, heads, seed)]
-    strides = [s for a in (q, k, v) for s in _steps(a)[:3]]
-    strides += [s for a in four for s in ((0, 0, 0, 0) if a is None else _steps(a))]
-    strides += (0, 0, 0) if param is None else _steps(param)
-    common = (
-        *pointers, q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], *strides,
+    bias, add, keep, param = (arrays.get(n) for n in ("bias", "additive", "keep", "param"))
+    there = {n: a.view(torch.uint8) if a.dtype == torch.bool else a for n, a in arrays.items()}
+    addresses = Arrays(q, k, v, *(there.get(n, q) for n in Arrays._fields[3:]))
+    call = Call(
+        q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
+        *map(_steps, (q, k, v, bias, add, keep, None if param is None else param[..., None])),
         job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
         float(job.dropout_p),
     )  # fmt: skip
     form = Form(_link(job, q), job.power, 1.0 / job.power, PER_ROW=param is not None)
-    bias, add, keep = (a is not None for a in four)
     view = View(
-        job.causal, job.left >= 0, job.right >= 0, ranges is not None, job.softcap > 0.0, job.alibi, job.sink, bias, add, keep,
-        job.dropout_p > 0.0, _folds(job, arrays),
+        job.causal, job.left >= 0, job.right >= 0, "ranges" in arrays, job.softcap > 0.0, job.alibi, job.sink,
+        bias is not None, add is not None, keep is not None, job.dropout_p > 0.0, _folds(job, arrays),
     )  # fmt: skip
-    return common, {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}
+    return (addresses, call), {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}

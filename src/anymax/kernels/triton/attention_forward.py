@@ -16,9 +16,12 @@ import triton.language as tl
 
 from .attention_tile import (
     added,
+    block_of,
     constants,
     dropped,
     fall,
+    flags_of,
+    head_of,
     load_block,
     matrix_of,
     once_more,
@@ -32,10 +35,8 @@ from .attention_tile import (
     settled,
     shares,
     sink_of,
-    terms_of,
     units,
     whole_blocks,
-    window_of,
 )
 from .tile import any_of
 
@@ -150,29 +151,30 @@ def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, c
 
 
 @triton.jit
-def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.constexpr, D: tl.constexpr):
+def attention_centres(arrays, call, CENTRES, RADII, N: tl.constexpr, D: tl.constexpr):
     """The centre of each block of keys, in the dtype of keys, and the largest distance of its keys, plus a margin for rounding."""
-    wide = tl.cdiv(keys, N)
+    wide, shared = tl.cdiv(call.keys, N), call.heads // call.groups
     n = tl.program_id(0) % wide
     own = tl.program_id(0) // wide
     j0 = n * N
-    inside = (j0 + tl.arange(0, N)[:, None]) < keys
-    k = load_block(matrix_of(K, own // shared, own % shared, kb, kh, ki_, keys, d), j0, N, D).to(tl.float32)
-    centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
+    inside = (j0 + tl.arange(0, N)[:, None]) < call.keys
+    keys = matrix_of(arrays.k, call.k, own // shared, own % shared, call.keys, call.d)
+    k = load_block(keys, j0, N, D).to(tl.float32)
+    centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, call.keys - j0)).to(CENTRES.dtype.element_ty)
     from_centre = tl.where(inside, k - centre.to(tl.float32), 0.0)
     radius = tl.sqrt(row_sum(from_centre * from_centre))
     radius = tl.max(tl.where(radius == radius, radius, float("inf")))
     size = tl.sqrt(tl.sum(centre.to(tl.float32) * centre.to(tl.float32)))
     at = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, D)[None, :]
-    tl.store(CENTRES + at * d + cols, centre, mask=cols < d)
+    tl.store(CENTRES + at * call.d + cols, centre, mask=cols < call.d)
     tl.store(RADII + at, radius + 1e-4 * (radius + size))
 
 
 @triton.jit
-def asked(PARAM, i, pl, param, count, FORM: tl.constexpr):
+def asked(arrays, call, b, h, i, FORM: tl.constexpr):
     """(alpha - 1, the sum of the probabilities, whether the parameter is invalid) of each row."""
-    c = parameter(PARAM, i, pl, param, count, FORM)
+    c = parameter(arrays, call, b, h, i, FORM)
     mass = tl.zeros_like(c) + 1.0
     unsound = c != c
     if FORM.LINK == "budget":
@@ -234,38 +236,26 @@ def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, FORM: tl
 
 
 @triton.jit
-def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                      heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, longest, coarse,
+def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, enough, longest, coarse,
                       FORM: tl.constexpr, VIEW: tl.constexpr, SAVE: tl.constexpr, SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
     lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
     `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
     blocks of keys."""
-    tall = tl.cdiv(rows, M)
-    wide = tl.cdiv(keys, N)
-    m = tall - 1 - tl.program_id(0) % tall  # under a causal mask, queries with the most keys come first
-    head = tl.program_id(0) // tall
-    b, h = head // heads, head % heads
+    tall, wide = tl.cdiv(call.rows, M), tl.cdiv(call.keys, N)
+    m, b, h, head = block_of(call, M)
     i0 = m * M
     i = i0 + tl.arange(0, M)[:, None]
-    unit, factor = units(scale, VIEW)
-    queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
-    keys_, values = (
-        matrix_of(K, b, h // groups, kb, kh, ki_, keys, d),
-        matrix_of(V, b, h // groups, vb, vh, vi, keys, e),
-    )
-    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
-    terms = terms_of(
-        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, factor, cap, VIEW
-    )
+    unit, factor = units(call.scale, VIEW)
+    own = head_of(arrays, call, b, h, factor, VIEW)
+    at = own.at
     low, high = seen(i0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    extra = sink_of(HEADS, head, i < at.count, VIEW)
-    seed = seed_of(SEED, VIEW)
-    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM)
-    q = load_block(queries, i0, M, D)
+    extra = sink_of(arrays, head, i < at.count, VIEW)
+    seed = seed_of(arrays, VIEW)
+    c, mass, unsound = asked(arrays, call, b, h, i, FORM)
+    q = load_block(own.q, i0, M, D)
     acc = tl.zeros([M, E], tl.float32)
     end = tl.maximum(begin, end)
     first, last = whole_blocks(i0, at, begin, end, M, N, VIEW)
@@ -277,12 +267,12 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             steps = last - first if sweep == 0 else (first - begin) + (end - last)
             for t in range(steps):
                 n = first + t if sweep == 0 else tl.where(t < first - begin, begin + t, last + t - (first - begin))
-                j, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, sweep == 0)
+                j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW, sweep == 0)
                 p, fade, top, level, s0, lost = risen(x, top, level, s0, lost, unit)
-                p = dropped(p, i, j, head, seed, drop, VIEW)
-                v = load_block(values, n * N, N, E, sweep == 0)
+                p = dropped(p, i, j, head, seed, call.drop, VIEW)
+                v = load_block(own.v, n * N, N, E, sweep == 0)
                 acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
-        top, s0 = settled(top, level, s0, lost, unit, scale, VIEW)
+        top, s0 = settled(top, level, s0, lost, unit, call.scale, VIEW)
         # a whole block masks no query, so those that do not exist have sums too
         there = i < at.count
         alive, bad = there & (top > float("-inf")), there & ((s0 != s0) | (s0 == float("inf")))
@@ -308,7 +298,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid))
             )
             tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
-            _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+            _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
             lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
         top = tl.maximum(top, row_max(lanes))
         if FORM.LINK != "budget":
@@ -318,21 +308,21 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         bit = tl.full([M, 1], 1, tl.int32)
         size_q = tl.zeros([M, 1], tl.float32)
         if SKIP:
-            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(scale) * 1.0001)
+            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(call.scale) * 1.0001)
         for begin_32 in range(NEAR, last - first, 32):
             size = tl.minimum(32, last - first - begin_32)
             places = outwards(begin_32 + wanted, first, mid)
             new = mine + tl.minimum(live, longest)
             if SKIP:
                 # no key of a block scores higher than its centre would if moved by the radius in the direction of q
-                own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
+                shared = b * (call.heads // call.groups) + h // call.groups
+                at_places = shared.to(tl.int64) * wide + places
                 cols = tl.arange(0, D)[None, :]
-                centre = tl.load(
-                    CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
-                )
-                radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
-                q_now = once_more(q, queries, i0, size > 0, M, D)
-                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
+                some = (wanted[:, None] < size) & (cols < call.d)
+                centre = tl.load(CENTRES + at_places[:, None] * call.d + cols, mask=some, other=0.0)
+                radius = tl.load(RADII + at_places, mask=wanted < size, other=0.0)
+                q_now = once_more(q, own.q, i0, size > 0, M, D)
+                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * call.scale + size_q * radius[None, :]
                 may = tl.max(tl.where(peak < bound, 0, 1), 0)
                 may = tl.where(wanted < size, may, 0)
                 tl.store(new + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
@@ -343,7 +333,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
                 n = tl.load(new + t).to(tl.int32)
-                _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, True)
+                _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW, True)
                 lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
                 if FORM.LINK == "budget":
                     bits |= bit << t
@@ -389,7 +379,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 for t in range(size):
                     n = following
                     following = list_entry(mine, begin_32 + t + 1, were, over, begin)
-                    _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+                    _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
                     value, rate = shares(x, top, row, FORM)
                     sum_value = row_sum(value)
                     s0, lost = added(s0, lost, sum_value)
@@ -416,20 +406,20 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
         were = tl.where(over, end - begin, live)
         live = 0
-        flags = FLAGS + head.to(tl.int64) * (tl.cdiv(tl.cdiv(wide, coarse), 32) * tall) + m
+        flags = flags_of(FLAGS, call, head, coarse, M, N) + m
         for begin_32 in range(0, were, 32):
             size = tl.minimum(32, were - begin_32)
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
                 n = list_entry(mine, begin_32 + t, were, over, begin)
-                j, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+                j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
                 value, rate = shares(x, top, row, FORM)
                 sum_value = row_sum(value)
                 s0, lost = added(s0, lost, sum_value)
                 s1 += row_sum(rate).to(RATE)
                 bits |= tl.where(sum_value > 0.0, bit << t, 0)
-                value = dropped(value, i, j, head, seed, drop, VIEW)
-                v = load_block(values, n * N, N, E)
+                value = dropped(value, i, j, head, seed, call.drop, VIEW)
+                v = load_block(own.v, n * N, N, E)
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
                 live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
@@ -444,9 +434,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
     norm = tl.where(s0 > 0.0, mass / tl.where(s0 > 0.0, s0, 1.0), 0.0).to(tl.float32)
     out = tl.where(bad, float("nan"), acc * norm)
     cols = tl.arange(0, E)[None, :]
-    to = OUT + (head.to(tl.int64) * rows + i) * e + cols
-    tl.store(to, out.to(OUT.dtype.element_ty), mask=(i < rows) & (cols < e))
+    row_at = head.to(tl.int64) * call.rows + i
+    tl.store(OUT + row_at * call.e + cols, out.to(OUT.dtype.element_ty), mask=(i < call.rows) & (cols < call.e))
     if SAVE:
-        state = STATE + (head.to(tl.int64) * rows + i) * 2
-        tl.store(state, top.to(tl.float64), mask=i < rows)
-        tl.store(state + 1, z, mask=i < rows)
+        tl.store(STATE + row_at * 2, top.to(tl.float64), mask=i < call.rows)
+        tl.store(STATE + row_at * 2 + 1, z, mask=i < call.rows)

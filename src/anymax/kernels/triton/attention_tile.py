@@ -34,6 +34,55 @@ class View(NamedTuple):
     FOLD: bool  # see `units`
 
 
+class Arrays(NamedTuple):
+    """The addresses of what a call reads; that of the queries for an array that it doesn't have."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    additive: Any
+    keep: Any
+    param: Any
+    ranges: Any  # [B, 3], see `window_of`
+    heads: Any  # [H, 2], ALiBi's slope and the sink
+    seed: Any
+
+
+class Steps(NamedTuple):
+    """The strides of an array [B, H, L, D] or [B, H, L, S], 0 for an axis of size 1."""
+
+    b: Any
+    h: Any
+    i: Any
+    j: Any
+
+
+class Call(NamedTuple):
+    """The numbers of a call; `groups` heads of queries share a head of keys."""
+
+    heads: Any
+    groups: Any
+    rows: Any
+    keys: Any
+    d: Any
+    e: Any
+    q: Any  # from here to `param`: Steps
+    k: Any
+    v: Any
+    bias: Any
+    additive: Any
+    keep: Any
+    param: Any
+    offset: Any
+    left: Any
+    right: Any
+    scale: Any
+    cap: Any
+    shape: Any  # alpha - 1, or the budget, where all rows have the same
+    drop: Any
+
+
 class Window(NamedTuple):
     """The keys that queries of a batch may see."""
 
@@ -70,6 +119,16 @@ class Matrix(NamedTuple):
     width: Any
 
 
+class Head(NamedTuple):
+    """What a head of queries reads."""
+
+    q: Any  # matrices
+    k: Any
+    v: Any
+    at: Any  # a Window
+    terms: Any
+
+
 @triton.jit
 def row_sum(v):
     return tl.sum(v, 1, keep_dims=True)
@@ -84,8 +143,8 @@ def row_max(v):
 
 
 @triton.jit
-def matrix_of(A, b, h, sb, sh, stride, count, width):
-    return Matrix(A + b.to(tl.int64) * sb + h.to(tl.int64) * sh, stride, count, width)
+def matrix_of(A, steps, b, h, count, width):
+    return Matrix(A + b.to(tl.int64) * steps.b + h.to(tl.int64) * steps.h, steps.i, count, width)
 
 
 @triton.jit
@@ -124,14 +183,14 @@ def tanh(y):
 
 
 @triton.jit
-def window_of(RANGES, b, offset, rows, keys, left, right, VIEW: tl.constexpr):
-    """The window of a batch; if RANGED, RANGES has (keys, queries, offset) for each batch."""
+def window_of(arrays, call, b, VIEW: tl.constexpr):
+    """The window of a batch; if RANGED, `ranges` has (keys, queries, offset) for each batch."""
     if VIEW.RANGED:
-        length = tl.load(RANGES + b * 3)
-        count = tl.load(RANGES + b * 3 + 1)
-        return Window(tl.minimum(length, keys), tl.minimum(count, rows), tl.load(RANGES + b * 3 + 2), left, right)
+        own = arrays.ranges + b * 3
+        length, count = tl.minimum(tl.load(own), call.keys), tl.minimum(tl.load(own + 1), call.rows)
+        return Window(length, count, tl.load(own + 2), call.left, call.right)
     else:
-        return Window(keys, rows, offset, left, right)
+        return Window(call.keys, call.rows, call.offset, call.left, call.right)
 
 
 @triton.jit
@@ -178,24 +237,52 @@ def seeing(j0, at, N: tl.constexpr, VIEW: tl.constexpr):
 
 
 @triton.jit
-def sink_of(HEADS, head, there, VIEW: tl.constexpr):
-    """The sink's score of each query that is there; HEADS has ALiBi's slope and the sink for each head, counted over all batches."""
+def sink_of(arrays, head, there, VIEW: tl.constexpr):
+    """The sink's score of each query that is there; `head` is counted over all batches."""
     if VIEW.SINK:
-        return tl.where(there, tl.load(HEADS + head * 2 + 1), float("-inf"))
+        return tl.where(there, tl.load(arrays.heads + head * 2 + 1), float("-inf"))
     else:
         return tl.full(there.shape, float("-inf"), tl.float32)
 
 
 @triton.jit
-def terms_of(
-    BIAS, bb, bh, bi, bj, ADD, ab, ah, ai, aj, KEEP, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW: tl.constexpr
-):
-    b, h = b.to(tl.int64), h.to(tl.int64)
+def terms_of(arrays, call, b, h, factor, VIEW: tl.constexpr):
+    """h has several heads where a tile has queries of several; `factor`: see `units`."""
+    far_b, far_h = b.to(tl.int64), h.to(tl.int64)
     slope = 0.0
-    if VIEW.ALIBI:  # of several heads, where a tile has queries of several
-        slope = tl.load(HEADS + head * 2)
-    pb, pa, pk = BIAS + b * bb + h * bh, ADD + b * ab + h * ah, KEEP + b * mb + h * mh
-    return Terms(scale, cap, slope, pb, bi, bj, pa, ai, aj, pk, mi, mj)
+    if VIEW.ALIBI:
+        slope = tl.load(arrays.heads + (b * call.heads + h) * 2)
+    bias = arrays.bias + far_b * call.bias.b + far_h * call.bias.h
+    added = arrays.additive + far_b * call.additive.b + far_h * call.additive.h
+    keep = arrays.keep + far_b * call.keep.b + far_h * call.keep.h
+    return Terms(factor, call.cap, slope, bias, call.bias.i, call.bias.j, added, call.additive.i, call.additive.j, keep, call.keep.i,
+                 call.keep.j)  # fmt: skip
+
+
+@triton.jit
+def head_of(arrays, call, b, h, factor, VIEW: tl.constexpr):
+    shared = h // call.groups
+    return Head(
+        matrix_of(arrays.q, call.q, b, h, call.rows, call.d), matrix_of(arrays.k, call.k, b, shared, call.keys, call.d),
+        matrix_of(arrays.v, call.v, b, shared, call.keys, call.e), window_of(arrays, call, b, VIEW),
+        terms_of(arrays, call, b, h, factor, VIEW),
+    )  # fmt: skip
+
+
+@triton.jit
+def block_of(call, M: tl.constexpr):
+    """(block of queries, batch, head, head counted over all batches) of a program; under a causal mask, queries with the most keys come
+    first."""
+    tall = tl.cdiv(call.rows, M)
+    head = tl.program_id(0) // tall
+    return tall - 1 - tl.program_id(0) % tall, head // call.heads, head % call.heads, head
+
+
+@triton.jit
+def flags_of(FLAGS, call, head, coarse, M: tl.constexpr, N: tl.constexpr):
+    """The table of a head in FLAGS, see `attention_forward`: [words of blocks of keys, blocks of queries]."""
+    words = tl.cdiv(tl.cdiv(tl.cdiv(call.keys, N), coarse), 32)
+    return FLAGS + head.to(tl.int64) * (words * tl.cdiv(call.rows, M))
 
 
 @triton.jit
@@ -240,14 +327,15 @@ def scores(
 
 
 @triton.jit
-def score_tile(q, queries, keys, n, i, i0, at, terms, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, VIEW: tl.constexpr,
-               WHOLE: tl.constexpr = False):  # fmt: skip
-    """(the keys' places, the n-th block of keys, and the `scores` of M queries for them)."""
+def score_tile(
+    q, own, n, i, i0, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, VIEW: tl.constexpr, WHOLE: tl.constexpr = False
+):
+    """(the keys' places, the n-th block of keys, and the `scores` of M queries of a head for them)."""
     j0 = n * N
     j = j0 + tl.arange(0, N)[None, :]
-    k = load_block(keys, j0, N, D, WHOLE)
-    q = once_more(q, queries, i0, j0 < keys.count, M, D)
-    x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, terms, M, N, VIEW, WHOLE)
+    k = load_block(own.k, j0, N, D, WHOLE)
+    q = once_more(q, own.q, i0, j0 < own.k.count, M, D)
+    x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, own.at, own.terms, M, N, VIEW, WHOLE)
     return j, k, x, rise
 
 
@@ -260,8 +348,8 @@ def kept(i, j, head, seed, drop):
 
 
 @triton.jit
-def seed_of(SEED, VIEW: tl.constexpr):
-    return tl.load(SEED) if VIEW.DROP else 0
+def seed_of(arrays, VIEW: tl.constexpr):
+    return tl.load(arrays.seed) if VIEW.DROP else 0
 
 
 @triton.jit
@@ -277,15 +365,16 @@ def dropped(v, i, j, head, seed, drop, VIEW: tl.constexpr):
 
 
 @triton.jit
-def parameter(PARAM, i, pl, param, count, FORM: tl.constexpr):
+def parameter(arrays, call, b, h, i, FORM: tl.constexpr):
     """The parameter of a row in fp64: alpha - 1, or the budget."""
     if FORM.PER_ROW:
-        value = tl.load(PARAM + i.to(tl.int64) * pl, mask=i < count, other=1.5).to(tl.float64)
+        own = arrays.param + b.to(tl.int64) * call.param.b + h.to(tl.int64) * call.param.h
+        value = tl.load(own + i.to(tl.int64) * call.param.i, mask=i < call.rows, other=1.5).to(tl.float64)
         return value if FORM.LINK == "budget" else value - 1.0
     elif FORM.LINK == "power":
         return tl.zeros_like(i).to(tl.float64) + FORM.SLOPE
     else:
-        return tl.zeros_like(i).to(tl.float64) + param
+        return tl.zeros_like(i).to(tl.float64) + call.shape
 
 
 @triton.jit
