@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ..link import Link
+from . import attention_plans, replay
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
 from .attention_plans import KEPT, LISTED, SKIPPED, BlockPlan, Split, blocks, split
@@ -129,19 +131,34 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
             for n, (s, t) in parts.items()
         }
     )
-    if not out.numel():
-        return out, saved
+    if out.numel():
+        call = functools.partial(_forward, job, q, k, v, arrays, out, saved, save, plan)
+        _repeated((job, save, *arrays), (q, k, v, out, *saved, *arrays.values()), call)
+    return out, saved
+
+
+def _repeated(key: Any, tensors: tuple[Tensor, ...], call: Callable[[], None]) -> None:
+    """`call`, or the launches of one like it; see `replay.repeated`."""
+    if attention_plans.forced_blocks or attention_plans.forced_split:
+        call()
+    else:
+        replay.repeated(key, tensors, call)
+
+
+def _forward(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, saved: Saved, save: bool, plan: BlockPlan
+) -> None:  # fmt: skip
     if not save:
         shared = k.shape[1] == 1 or (k.stride(1) == 0 and v.stride(1) == 0)  # all heads have the same keys
         few = (k[:, :1], v[:, :1]) if shared else (k, v)
         cut = _cut(job, q, *few)
         if cut is not None:
             _forward_split(job, q, *few, arrays, out, cut)
-            return out, saved
+            return
     lists, wide = saved.lists, _cdiv(k.shape[2], plan.N)
+    tiles = _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1]
     if not save and job.link != "softmax":
-        shape = (*q.shape[:2], _cdiv(q.shape[2], plan.M), _most(wide) + 32)
-        lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
+        lists = replay.empty(tiles * (_most(wide) + 32), lists.dtype, q.device)
     common, options = _common(job, q, k, v, arrays)
     view = options["VIEW"]
     skip = _plain(job, arrays) and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
@@ -150,16 +167,14 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     with on_device_of(q, k, v, *arrays.values()):
         if skip:
             programs = k.shape[0] * k.shape[1] * wide
-            centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
-            radii = torch.empty(programs, dtype=torch.float32, device=k.device)
+            centres = replay.empty(programs * k.shape[3], k.dtype, k.device)
+            radii = replay.empty(programs, torch.float32, k.device)
             _launch(attention_centres, programs, *common, centres, radii, N=plan.N, D=options["D"], num_warps=4)
         _launch(
-            attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            *common, out, saved.state, lists, saved.counts, saved.flags, centres, radii, _enough(job, q), _most(wide), _coarse(wide),
-            **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
+            attention_forward, tiles, *common, out, saved.state, lists, saved.counts, saved.flags, centres, radii, _enough(job, q),
+            _most(wide), _coarse(wide), **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
             M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages, **capped,
         )  # fmt: skip
-    return out, saved
 
 
 def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
@@ -178,9 +193,9 @@ def _forward_split(
     groups = each // k.shape[1]
     queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
     wide, parts = _cdiv(keys, cut.N), cut.parts
-    new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
-    sums = new((queries, parts, 2), dtype=torch.float64)
-    partial = new((queries, parts, e))
+    new = functools.partial(replay.empty, device=q.device)
+    sums = new(queries * parts * 2, torch.float64)
+    partial = new(queries * parts * e, torch.float32)
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
     form = {name: options[name] for name in ("FORM", "VIEW")}
@@ -188,11 +203,11 @@ def _forward_split(
         if job.link == "softmax":
             scores = tops = state = sums
         else:
-            scores, tops = new((queries, wide, cut.N)), new((queries, wide))
-            state = new((queries, SOLVED.value), dtype=torch.float64)
+            scores, tops = new(queries * wide * cut.N, torch.float32), new(queries * wide, torch.float32)
+            state = new(queries * SOLVED.value, torch.float64)
         _launch(attention_parts, tiles, *common, scores, tops, sums, partial, parts, **options, **launch)
         if job.link != "softmax":
-            lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
+            lists = new(queries * _cdiv(wide, parts) * parts, torch.int32)
             _launch(
                 attention_solve, queries, *common, scores, tops, sums, lists, state, parts, _enough(job, q), **form, M=cut.M, N=cut.N,
                 W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
@@ -202,8 +217,8 @@ def _forward_split(
                 W=cut.value_tops, **launch,
             )  # fmt: skip
         _launch(
-            attention_merge, queries, *common, sums, state, partial, out, parts, **form, E=options["E"], C=cut.merged, num_warps=4
-        )
+            attention_merge, queries, *common, sums, state, partial, out, parts, **form, E=options["E"], C=cut.merged, num_warps=4,
+        )  # fmt: skip
 
 
 def backward(
@@ -220,47 +235,20 @@ def backward(
     """The gradients of q, k and v ("q", "k", "v") and of the arrays that `wants` names, each with the shape of its input."""
     q, k, v = (_in_line(a) for a in (q, k, v))
     plan, _ = sizes(job, q, k, v, True)
-    dq, dk, dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (q, k, v))
-    found = {"q": dq, "k": dk, "v": dv}
+    found = {n: torch.empty_like(a, memory_format=torch.contiguous_format) for n, a in (("q", q), ("k", k), ("v", v))}
     if not q.numel() or not out.numel():
         for a in found.values():
             a.zero_()
         return found | {n: torch.zeros_like(arrays[n]) for n in wants if n in arrays}
     g = g.to(q.dtype).contiguous()
-    common, options = _common(job, q, k, v, arrays)
+    for name in sorted(wants & {"bias", "additive"}):
+        found[name] = torch.empty_like(arrays[name], memory_format=torch.contiguous_format)
     batch, heads, rows, _ = q.shape
-    tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
-    numbers = torch.empty((4, batch * heads * rows), dtype=torch.float32, device=q.device)
-    plane = numbers.shape[1]
-    learn = bool(wants & {"heads", "param"})
-    sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
-    launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
-    capped = {"maxnreg": plan.registers} if plan.registers else {}
-    with on_device_of(q, k, v, g, *arrays.values()):
-        _launch(
-            attention_queries, tall * batch * heads,
-            *common, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, _most(wide),
-            **options, LEARN=learn, **launch,
-        )  # fmt: skip
-        if wants & {"k", "v"}:
-            lists = saved.lists
-            if job.link != "softmax":
-                lists = torch.empty((wide * batch * k.shape[1], KEPT), dtype=torch.int32, device=q.device)
-            _launch(
-                attention_keys, wide * batch * k.shape[1], *common, saved.state, lists, saved.flags, g, dk, dv, numbers, plane,
-                _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
-            )  # fmt: skip
-        for name in sorted(wants & {"bias", "additive"}):
-            a = arrays[name]
-            into = torch.empty_like(a, memory_format=torch.contiguous_format)
-            alone = [n == 1 for n in a.shape]
-            programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
-            summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
-            _launch(
-                attention_bias, programs, *common, saved.state, saved.flags, g, into, numbers, plane, batch, _coarse(wide),
-                Steps(*into.stride()), **summed, **options, **launch,
-            )  # fmt: skip
-            found[name] = into
+    learned = (batch, heads, rows, 3) if wants & {"heads", "param"} else (0,)
+    sums = torch.empty(learned, dtype=torch.float32, device=q.device)
+    keyless = not wants & {"k", "v"}
+    call = functools.partial(_backward, job, q, k, v, arrays, out, saved, g, found, sums, keyless, plan)
+    _repeated((job, keyless, *found, *arrays), (q, k, v, out, *saved, g, sums, *found.values(), *arrays.values()), call)
     if "heads" in wants:
         found["heads"] = torch.stack(
             [
@@ -275,6 +263,40 @@ def backward(
         own = own.sum([n for n in range(3) if shape[n] == 1], keepdim=True) if 1 in shape else own
         found["param"] = own.to(arrays["param"].dtype)
     return found
+
+
+def _backward(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, saved: Saved, g: Tensor,
+    found: dict[str, Tensor], sums: Tensor, keyless: bool, plan: BlockPlan,
+) -> None:  # fmt: skip
+    common, options = _common(job, q, k, v, arrays)
+    batch, heads, rows, _ = q.shape
+    tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
+    plane = batch * heads * rows
+    numbers = replay.empty(4 * plane, torch.float32, q.device)
+    launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
+    capped = {"maxnreg": plan.registers} if plan.registers else {}
+    with on_device_of(q, k, v, g, *arrays.values()):
+        _launch(
+            attention_queries, tall * batch * heads, *common, out, saved.state, saved.lists, saved.counts, g, found["q"], numbers,
+            sums, plane, _most(wide), **options, LEARN=sums.numel() > 0, **launch,
+        )  # fmt: skip
+        if not keyless:
+            lists, programs = saved.lists, wide * batch * k.shape[1]
+            if job.link != "softmax":
+                lists = replay.empty(programs * KEPT, torch.int32, q.device)
+            _launch(
+                attention_keys, programs, *common, saved.state, lists, saved.flags, g, found["k"], found["v"], numbers, plane,
+                _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
+            )  # fmt: skip
+        for into in (found[n] for n in ("additive", "bias") if n in found):
+            alone = [n == 1 for n in into.shape]
+            programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
+            summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
+            _launch(
+                attention_bias, programs, *common, saved.state, saved.flags, g, into, numbers, plane, batch, _coarse(wide),
+                Steps(*into.stride()), **summed, **options, **launch,
+            )  # fmt: skip
 
 
 def _link(job: Job, q: Tensor) -> str:
@@ -305,7 +327,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    kernel[(programs,)](*args, **options)
+    replay.launch(kernel, (programs,), args, options)
 
 
 def _in_line(a: Tensor) -> Tensor:

@@ -303,6 +303,7 @@ def attention_bias(arrays, call, STATE, FLAGS, G, DB, ROWS, plane, batches, coar
                         acc += pull
     i = (0 if ALL_I else m_first * M) + tl.arange(0, M)[:, None]
     j = (0 if ALL_J else n_first * N) + tl.arange(0, N)[None, :]
-    to = DB + b_first.to(tl.int64) * into.b + h_first.to(tl.int64) * into.h + i.to(tl.int64) * into.i + j.to(tl.int64) * into.j
+    to = DB + b_first.to(tl.int64) * into.b + h_first.to(tl.int64) * into.h
+    to += i.to(tl.int64) * into.i + j.to(tl.int64) * into.j
     mask = (i < (1 if ALL_I else rows)) & (j < (1 if ALL_J else keys))
     tl.store(to, acc.to(DB.dtype.element_ty), mask=mask)
