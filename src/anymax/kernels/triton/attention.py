@@ -31,6 +31,7 @@ Tensor = torch.Tensor
 # Below this |sum p - 1| the next Newton step is the last: (for a smooth rate, for one that jumps at the edge of the support). A step leaves
 # about the square of the error, which in half precision is below the rounding of p.
 _ENOUGH = {"half": (5e-2, 1e-3), "single": (2e-4, 2e-6)}
+_CLOSE = {"half": (5e-3, 1e-3), "single": (1e-6, 2e-6)}  # below this no step is needed: what is left after the last one
 _ROOT = 1e-3  # from this alpha - 1 on, p = u^(1 / (alpha - 1)) with u in fp32 is exact enough for half precision
 _SMOOTH = 0.67  # above this alpha - 1 the rate almost jumps at the edge of the support
 
@@ -159,8 +160,7 @@ def _forward(
     tiles = _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1]
     if not save and job.link != "softmax":
         lists = replay.empty(tiles * (_most(wide) + 32), lists.dtype, q.device)
-    common, options = _common(job, q, k, v, arrays)
-    view = options["VIEW"]
+    common, options = _common(job, q, k, v, arrays, _folds(job, q, arrays) and not job.sink)
     skip = _plain(job, arrays) and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
     capped = {"maxnreg": plan.registers} if plan.registers else {}
@@ -171,8 +171,8 @@ def _forward(
             radii = replay.empty(programs, torch.float32, k.device)
             _launch(attention_centres, programs, *common, centres, radii, N=plan.N, D=options["D"], num_warps=4)
         _launch(
-            attention_forward, tiles, *common, out, saved.state, lists, saved.counts, saved.flags, centres, radii, _enough(job, q),
-            _most(wide), _coarse(wide), **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
+            attention_forward, tiles, *common, out, saved.state, lists, saved.counts, saved.flags, centres, radii, _error(_ENOUGH, job, q),
+            _error(_CLOSE, job, q), _most(wide), _coarse(wide), **options, SAVE=save, SKIP=skip,
             M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages, **capped,
         )  # fmt: skip
 
@@ -188,7 +188,7 @@ def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
 def _forward_split(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, cut: Split
 ) -> None:
-    common, options = _common(job, q, k, v, arrays)
+    common, options = _common(job, q, k, v, arrays, _folds(job, q, arrays) and job.link == "softmax")
     batch, each, rows, _ = q.shape
     groups = each // k.shape[1]
     queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
@@ -198,6 +198,7 @@ def _forward_split(
     partial = new(queries * parts * e, torch.float32)
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
+    options["FORM"] = options["FORM"]._replace(EXACT=True)  # with one number more for a row the solver has no register free
     form = {name: options[name] for name in ("FORM", "VIEW")}
     with on_device_of(q, k, v, *arrays.values()):
         if job.link == "softmax":
@@ -209,8 +210,8 @@ def _forward_split(
         if job.link != "softmax":
             lists = new(queries * _cdiv(wide, parts) * parts, torch.int32)
             _launch(
-                attention_solve, queries, *common, scores, tops, sums, lists, state, parts, _enough(job, q), **form, M=cut.M, N=cut.N,
-                W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
+                attention_solve, queries, *common, scores, tops, sums, lists, state, parts, _error(_ENOUGH, job, q), **form, M=cut.M,
+                N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
             )  # fmt: skip
             _launch(
                 attention_values, tiles, *common, scores, tops, sums, lists, state, partial, parts, **form, E=options["E"],
@@ -269,7 +270,7 @@ def _backward(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, saved: Saved, g: Tensor,
     found: dict[str, Tensor], sums: Tensor, keyless: bool, plan: BlockPlan,
 ) -> None:  # fmt: skip
-    common, options = _common(job, q, k, v, arrays)
+    common, options = _common(job, q, k, v, arrays, _folds(job, q, arrays) and job.link != "softmax" and not job.sink)
     batch, heads, rows, _ = q.shape
     tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
     plane = batch * heads * rows
@@ -309,13 +310,15 @@ def _plain(job: Job, arrays: dict[str, Tensor]) -> bool:
     return not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
 
 
-def _folds(job: Job, arrays: dict[str, Tensor]) -> bool:
-    """True if softmax needs the scale only within exponents: the highest q k^T is then the highest score."""
-    return job.link == "softmax" and _plain(job, arrays) and job.scale > 0.0
+def _folds(job: Job, q: Tensor, arrays: dict[str, Tensor]) -> bool:
+    """True if the scale is needed only within exponents or slopes, see `units`: the highest q k^T is then the highest score. In fp32 the
+    slope of a threshold map is that of the map, which needs no rounding."""
+    known = job.link == "softmax" or (q.element_size() == 2 and _link(job, q) in ("power", "root"))
+    return known and _plain(job, arrays) and job.scale > 0.0
 
 
-def _enough(job: Job, q: Tensor) -> float:
-    smooth, edged = _ENOUGH["half" if q.element_size() < 4 else "single"]
+def _error(table: dict[str, tuple[float, float]], job: Job, q: Tensor) -> float:
+    smooth, edged = table["half" if q.element_size() < 4 else "single"]
     edge = job.link in ("mixed", "budget") or job.param > _SMOOTH
     return edged if edge else smooth
 
@@ -347,7 +350,7 @@ def _steps(a: Tensor | None) -> Steps:
 
 
 def _common(
-    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], fold: bool
 ) -> tuple[tuple[Arrays, Call], dict[str, Any]]:
     """The arguments and compile-time constants that all kernels share."""
     bias, add, keep, param = (arrays.get(n) for n in ("bias", "additive", "keep", "param"))
@@ -359,9 +362,10 @@ def _common(
         job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
         float(job.dropout_p),
     )  # fmt: skip
-    form = Form(_link(job, q), job.power, 1.0 / job.power, PER_ROW=param is not None)
+    exact = q.element_size() > 2
+    form = Form(_link(job, q), job.power, 1.0 / job.power, EXACT=exact, PER_ROW=param is not None)
     view = View(
         job.causal, job.left >= 0, job.right >= 0, "ranges" in arrays, job.softcap > 0.0, job.alibi, job.sink,
-        bias is not None, add is not None, keep is not None, job.dropout_p > 0.0, _folds(job, arrays),
+        bias is not None, add is not None, keep is not None, job.dropout_p > 0.0, fold,
     )  # fmt: skip
     return (addresses, call), {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}

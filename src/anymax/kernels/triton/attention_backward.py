@@ -36,6 +36,8 @@ from .attention_tile import (
     seen,
     shares,
     sink_of,
+    slope_of,
+    units,
 )
 
 
@@ -62,7 +64,8 @@ def attention_queries(arrays, call, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS
     m, b, h, head = block_of(call, M)
     i0 = m * M
     i = i0 + tl.arange(0, M)[:, None]
-    own = head_of(arrays, call, b, h, call.scale, VIEW)
+    factor = units(call.scale, VIEW)[1]
+    own = head_of(arrays, call, b, h, factor, VIEW)
     at = own.at
     seed = seed_of(arrays, VIEW)
     c = level(parameter(arrays, call, b, h, i, FORM), FORM)
@@ -70,7 +73,7 @@ def attention_queries(arrays, call, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS
     state = STATE + (first_row + i) * 2
     top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
     z = tl.load(state + 1, mask=i < rows, other=1.0)
-    row = constants(top, z, c, FORM)
+    row = constants(top, z, c, slope_of(c, call.scale, VIEW), FORM)
     q = load_block(own.q, i0, M, D)
     pulls = Matrix(G + first_row * e, e, rows, e)
     g_out = load_block(pulls, i0, M, E)
@@ -191,7 +194,8 @@ def attention_keys(arrays, call, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, co
     b, h_k = shared // (call.heads // call.groups), shared % (call.heads // call.groups)
     j0 = n * N
     j = j0 + tl.arange(0, N)[:, None]
-    own = head_of(arrays, call, b, h_k * call.groups, call.scale, VIEW)
+    factor = units(call.scale, VIEW)[1]
+    own = head_of(arrays, call, b, h_k * call.groups, factor, VIEW)
     k, v = load_block(own.k, j0, N, D), load_block(own.v, j0, N, E)
     seed = seed_of(arrays, VIEW)
     dk = tl.zeros([N, D], tl.float32)
@@ -199,7 +203,7 @@ def attention_keys(arrays, call, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, co
     for group in range(call.groups):
         h = h_k * call.groups + group
         head = b * call.heads + h
-        own = head_of(arrays, call, b, h, call.scale, VIEW)
+        own = head_of(arrays, call, b, h, factor, VIEW)
         first_row = head.to(tl.int64) * rows
         pulls = Matrix(G + first_row * e, e, rows, e)
         begin, high = seeing(j0, own.at, N, VIEW)
@@ -224,8 +228,9 @@ def attention_keys(arrays, call, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, co
                 i = i0 + tl.arange(0, T)[None, :]
                 c = level(parameter(arrays, call, b, h, i, FORM), FORM)
                 EXACT: tl.constexpr = k.dtype == tl.float32
+                slope = slope_of(c, call.scale, VIEW)
                 top, row, anchor, rest = recalled(
-                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, FORM, EXACT
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, slope, FORM, EXACT
                 )
                 q, g_out = load_block(own.q, i0, T, D), load_block(pulls, i0, T, E)
                 k_now = once_more(k, own.k, j0, i0 < rows, N, D)
@@ -269,7 +274,8 @@ def attention_bias(arrays, call, STATE, FLAGS, G, DB, ROWS, plane, batches, coar
         for h in range(h_first, heads if ALL_H else h_first + 1):
             head = b * heads + h
             far_b, far_h = nothing + b, nothing + h
-            own = head_of(arrays, call, far_b, far_h, call.scale, VIEW)
+            factor = units(call.scale, VIEW)[1]
+            own = head_of(arrays, call, far_b, far_h, factor, VIEW)
             first_row = (nothing + head) * rows
             pulls = Matrix(G + first_row * e, e, rows, e)
             for m in range(m_first, tall if ALL_I else m_first + 1):
@@ -277,8 +283,9 @@ def attention_bias(arrays, call, STATE, FLAGS, G, DB, ROWS, plane, batches, coar
                 i = i0 + tl.arange(0, M)[:, None]
                 c = level(parameter(arrays, call, far_b, far_h, i, FORM), FORM)
                 EXACT: tl.constexpr = arrays.q.dtype.element_ty == tl.float32
+                slope = slope_of(c, call.scale, VIEW)
                 top, row, anchor, rest = recalled(
-                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, FORM, EXACT
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, slope, FORM, EXACT
                 )
                 low, high = seen(i0, own.at, M, VIEW)
                 for n in range(n_first, wide if ALL_J else n_first + 1):

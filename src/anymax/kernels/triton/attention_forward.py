@@ -1,9 +1,10 @@
 """Attention forward: the threshold of each query from blocks of keys, then the output, without the matrix of scores.
 
-A dense pass keeps the maximum of each lane, and the root of these maxima bounds the threshold. It lists the blocks with a score above the
-current bound, and skips the product of a block whose centre and radius show that it has none. It begins at the diagonal, where most models
-have high scores. Newton steps and the output pass run over the list, which each pass shortens. Softmax needs one pass, with a running
-maximum.
+A dense pass keeps the three highest scores of each lane, two columns of the blocks, and the root of these scores bounds the threshold. It
+lists the blocks with a score above the current bound, and skips the product of a block whose centre and radius show that it has none. It
+begins at the diagonal, where most models have high scores. Newton steps and the output pass run over the list, which each pass shortens.
+Where the third scores have next to no probability, a fourth has none, so the output pass begins at once, and its sums say whether the
+threshold was right. Softmax needs one pass, with a running maximum.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -35,12 +36,14 @@ from .attention_tile import (
     settled,
     shares,
     sink_of,
+    slope_of,
     units,
     whole_blocks,
 )
 from .tile import any_of
 
 NEAR = tl.constexpr(4)  # blocks next to the diagonal, which give the first bound
+SURE = tl.constexpr(0.06)  # the most probability of third scores with which the threshold of the lanes is tried
 
 
 @triton.jit
@@ -71,26 +74,31 @@ def two_powers(u, c, FORM: tl.constexpr):
 
 
 @triton.jit
-def lanes_bound(lanes, extra, top, c, FORM: tl.constexpr, VIEW: tl.constexpr):
-    """z of a lower bound of the threshold: four Newton steps on the lane maxima, whose sum is at most that of all keys."""
+def lanes_bound(lanes, extra, top, c, slope, FORM: tl.constexpr, VIEW: tl.constexpr, TURNS: tl.constexpr):
+    """z of a lower bound of the threshold: Newton steps on the high scores of the lanes, a tuple, whose sum is at most that of all keys.
+    `slope`: see `slope_of`."""
     if FORM.LINK == "power" or FORM.LINK == "root":
         z = tl.full(top.shape, 1.0, tl.float32)  # the maximum alone has probability 1
-        slope = c.to(tl.float32)
-        gap, more = (lanes - top) * slope, (extra - top) * slope
-        for _ in range(4):
-            value, rate = two_powers(tl.maximum(gap + z, 0.0), c, FORM)
-            s0, s1 = row_sum(value), row_sum(rate)
+        for _ in range(TURNS):
+            s0, s1 = tl.zeros_like(top), tl.zeros_like(top)
+            for level in tl.static_range(len(lanes)):
+                value, rate = two_powers(tl.maximum((lanes[level] - top) * slope + z, 0.0), c, FORM)
+                s0 += row_sum(value)
+                s1 += row_sum(rate)
             if VIEW.SINK:
-                value, rate = two_powers(tl.maximum(more + z, 0.0), c, FORM)
+                value, rate = two_powers(tl.maximum((extra - top) * slope + z, 0.0), c, FORM)
                 s0 += value
                 s1 += rate
             z -= fall(s0, s1, c, FORM)
     else:
         z = top.to(tl.float64) * 0.0 + 1.0
-        for _ in range(4):
-            row = constants(top, z, c, FORM)
-            value, rate = shares(lanes, top, row, FORM)
-            s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
+        for _ in range(TURNS):
+            row = constants(top, z, c, slope, FORM)
+            s0, s1 = tl.zeros_like(z), tl.zeros_like(z)
+            for level in tl.static_range(len(lanes)):
+                value, rate = shares(lanes[level], top, row, FORM)
+                s0 += row_sum(value)
+                s1 += row_sum(rate)
             if VIEW.SINK:
                 s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
             z = tl.where(c > 1.0, z, z - fall(s0, s1, c, FORM).to(tl.float64))
@@ -98,29 +106,48 @@ def lanes_bound(lanes, extra, top, c, FORM: tl.constexpr, VIEW: tl.constexpr):
 
 
 @triton.jit
-def lanes_reach(lanes, extra, top, bound, c, FORM: tl.constexpr, VIEW: tl.constexpr):
-    """`bound`, raised by the current lane maxima; no score of a row below it is in the support."""
+def lanes_reach(lanes, extra, top, bound, reach, c, slope, FORM: tl.constexpr, VIEW: tl.constexpr):
+    """`bound`, raised by the current lanes and by the map's `reach` below the maximum; no score below it is in the support of its row."""
+    bound = tl.maximum(bound, top - reach)
     safe = tl.where(top > float("-inf"), top, 0.0)
-    z = lanes_bound(lanes, extra, safe, c, FORM, VIEW)
-    if FORM.LINK == "power":
-        below = safe - z * FORM.P
-    elif FORM.LINK == "root":
-        below = safe - z / c.to(tl.float32)
-    else:
-        below = (safe - z / c).to(tl.float32)
-    below -= 2e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
+    z = lanes_bound(lanes, extra, safe, c, slope, FORM, VIEW, 4)
+    below = (safe - z / slope).to(tl.float32)
+    below -= 2e-6 * (reach + tl.abs(below) + tl.abs(safe))
     sure = (c > 0.0) & (c <= 1.0) & (top > float("-inf"))
     return tl.where(sure, tl.maximum(bound, below), bound)
 
 
 @triton.jit
-def noticed(x, lanes, lowest, number, FORM: tl.constexpr):
-    """The lane maxima, and for a budget the lowest score and the number of scores, after a tile."""
+def higher(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def noticed(x, first, second, third, lowest, number, M: tl.constexpr, N: tl.constexpr, FORM: tl.constexpr):
+    """The three highest scores of each lane, for a budget the lowest score and the number of scores, and the highest score of the tile."""
     if FORM.LINK == "budget":
         here = x > float("-inf")
         lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
         number += row_sum(tl.where(here, 1.0, 0.0))
-    return tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL), lowest, number
+    neighbours = tl.reshape(x, [M, N // 2, 2])
+    more, less = tl.reduce(neighbours, 2, higher), tl.min(neighbours, 2)
+    middle = tl.minimum(first, more)
+    high, low = tl.maximum(middle, less), tl.minimum(middle, less)
+    third = tl.maximum(tl.minimum(second, high), tl.maximum(third, low))
+    return (
+        higher(first, more),
+        tl.maximum(second, high),
+        third,
+        lowest,
+        number,
+        row_max(more),
+    )
+
+
+@triton.jit
+def by_rows(v, M: tl.constexpr):
+    """v [M, 1] of another layout. A thread then reads each row once; as a matrix it would read a row again for each column that it has."""
+    return tl.expand_dims(tl.reshape(v, [M]), 1)
 
 
 @triton.jit
@@ -187,7 +214,20 @@ def asked(arrays, call, b, h, i, FORM: tl.constexpr):
 
 
 @triton.jit
-def first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM: tl.constexpr, VIEW: tl.constexpr):
+def first_guess(
+    lanes,
+    extra,
+    top,
+    lowest,
+    number,
+    mass,
+    c,
+    slope,
+    alive,
+    FORM: tl.constexpr,
+    VIEW: tl.constexpr,
+    TURNS: tl.constexpr,
+):
     """(z, low, high, width, mass, c, unfinished), the start of `improved`."""
     if FORM.LINK == "budget":  # tau is between the lowest score minus 1 and the maximum
         full = number <= mass
@@ -196,7 +236,7 @@ def first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM: tl.cons
         none = tl.zeros_like(c)
         return z, none, high, high, tl.where(full, number, mass), none + 1.0, alive & (full == 0)
     else:
-        z = lanes_bound(lanes, extra, top, c, FORM, VIEW).to(tl.float64)
+        z = lanes_bound(lanes, extra, top, c, slope, FORM, VIEW, TURNS).to(tl.float64)
         return z, tl.zeros_like(c), z, z, mass, c, alive
 
 
@@ -236,13 +276,42 @@ def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, FORM: tl
 
 
 @triton.jit
-def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, enough, longest, coarse,
+def output_of(q, own, i, i0, row, top, extra, mine, live, over, begin, longest, flags, tall, coarse, head, seed, drop,
+              FORM: tl.constexpr, VIEW: tl.constexpr, SAVE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+              E: tl.constexpr, RATE: tl.constexpr):  # fmt: skip
+    """(the sum of p v, the sums of p and of its rates, the new end of the list) of the `live` blocks of the list."""
+    s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
+    acc = tl.zeros([M, E], tl.float32)
+    if VIEW.SINK:
+        s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
+    kept = 0 if SAVE else live
+    for begin_32 in range(0, live, 32):
+        size = tl.minimum(32, live - begin_32)
+        bits = tl.zeros([M, 1], tl.int32)
+        for t in range(size):
+            n = list_entry(mine, begin_32 + t, live, over, begin)
+            j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
+            value, rate = shares(x, top, row, FORM)
+            sum_value = row_sum(value)
+            s0, lost = added(s0, lost, sum_value)
+            s1 += row_sum(rate).to(RATE)
+            bits |= tl.where(sum_value > 0.0, tl.full([M, 1], 1, tl.int32) << t, 0)
+            value = dropped(value, i, j, head, seed, drop, VIEW)
+            v = load_block(own.v, n * N, N, E)
+            acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
+        if SAVE:
+            kept = shortened(mine, begin_32, kept, size, bits, over, begin, longest, flags, tall, coarse, True)
+    return acc, s0.to(tl.float64) + lost, s1, kept
+
+
+@triton.jit
+def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, enough, close, longest, coarse,
                       FORM: tl.constexpr, VIEW: tl.constexpr, SAVE: tl.constexpr, SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
-    lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
-    `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
-    blocks of keys."""
+    """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query, for `constants`. LISTS [., blocks of queries,
+    longest + 32] lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of
+    more than `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
+    blocks of keys. `enough`: the error of a sum with which a Newton step is the last; `close`: that with which none is needed."""
     tall, wide = tl.cdiv(call.rows, M), tl.cdiv(call.keys, N)
     m, b, h, head = block_of(call, M)
     i0 = m * M
@@ -272,19 +341,21 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                 p = dropped(p, i, j, head, seed, call.drop, VIEW)
                 v = load_block(own.v, n * N, N, E, sweep == 0)
                 acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
-        top, s0 = settled(top, level, s0, lost, unit, call.scale, VIEW)
+        top, total = settled(top, level, s0, lost, unit, call.scale, VIEW)
         # a whole block masks no query, so those that do not exist have sums too
         there = i < at.count
-        alive, bad = there & (top > float("-inf")), there & ((s0 != s0) | (s0 == float("inf")))
-        top, s0, acc = tl.where(alive, top, 0.0), tl.where(there, s0, 0.0), tl.where(there, acc, 0.0)
-        z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
+        alive, bad = there & (top > float("-inf")), there & ((total != total) | (total == float("inf")))
+        top, total, acc = tl.where(alive, top, 0.0), tl.where(there, total, 0.0), tl.where(there, acc, 0.0)
+        z = tl.where(bad, float("nan"), tl.log(tl.where(total > 0.0, total, 1.0)))
     else:
         mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
-        lanes = tl.full([M, N], float("-inf"), tl.float32)
+        slope = slope_of(c, call.scale, VIEW)
+        first_of = tl.full([M, N // 2], float("-inf"), tl.float32)
+        second_of, third_of = first_of, first_of
         top = extra
         bound = tl.where(i < at.count, float("-inf"), float("inf"))
         # scores so far below the maximum are never in the support
-        reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
+        reach = tl.where(c > 0.0, 1.0 / slope, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
         number = tl.zeros([M, 1], tl.float32)
         if FORM.LINK == "budget":
@@ -299,16 +370,19 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
             )
             tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
             _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
-            lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
-        top = tl.maximum(top, row_max(lanes))
+            first_of, second_of, third_of, lowest, number, _ = noticed(
+                x, first_of, second_of, third_of, lowest, number, M, N, FORM
+            )
+        top = tl.maximum(top, row_max(first_of))
         if FORM.LINK != "budget":
-            bound = tl.maximum(bound, top - reach)
-            bound = lanes_reach(lanes, extra, top, bound, c, FORM, VIEW)
+            bound = lanes_reach((first_of, second_of), extra, top, bound, reach, c, slope, FORM, VIEW)
         wanted = tl.arange(0, 32)
         bit = tl.full([M, 1], 1, tl.int32)
         size_q = tl.zeros([M, 1], tl.float32)
         if SKIP:
-            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(call.scale) * 1.0001)
+            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * 1.0001
+            if not VIEW.FOLD:
+                size_q *= tl.abs(factor)
         for begin_32 in range(NEAR, last - first, 32):
             size = tl.minimum(32, last - first - begin_32)
             places = outwards(begin_32 + wanted, first, mid)
@@ -322,7 +396,7 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                 centre = tl.load(CENTRES + at_places[:, None] * call.d + cols, mask=some, other=0.0)
                 radius = tl.load(RADII + at_places, mask=wanted < size, other=0.0)
                 q_now = once_more(q, own.q, i0, size > 0, M, D)
-                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * call.scale + size_q * radius[None, :]
+                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * factor + size_q * radius[None, :]
                 may = tl.max(tl.where(peak < bound, 0, 1), 0)
                 may = tl.where(wanted < size, may, 0)
                 tl.store(new + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
@@ -331,39 +405,69 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                 tl.store(new + wanted, places.to(LISTS.dtype.element_ty), mask=wanted < size)
             tl.debug_barrier()
             bits = tl.zeros([M, 1], tl.int32)
+            # an entry is read one block ahead: its load then precedes the products, and the keys of the next block do not wait for it
+            following = tl.load(new).to(tl.int32)
             for t in range(size):
-                n = tl.load(new + t).to(tl.int32)
+                n = following
+                following = tl.load(new + tl.minimum(t + 1, size - 1)).to(tl.int32)
                 _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW, True)
-                lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
+                first_of, second_of, third_of, lowest, number, peak_of = noticed(
+                    x, first_of, second_of, third_of, lowest, number, M, N, FORM
+                )
                 if FORM.LINK == "budget":
                     bits |= bit << t
                 else:
-                    bits |= tl.where(row_max(x) < bound, 0, bit << t)
+                    bits |= tl.where(peak_of < bound, 0, bit << t)
             now = shortened(
                 mine, tl.minimum(live, longest), live, size, bits, size < 0, 0, longest, FLAGS, tall, coarse, False
             )
             if FORM.LINK != "budget":  # noqa: SIM102
                 if now > live:
-                    top = tl.maximum(top, row_max(lanes))
-                    bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, FORM, VIEW)
+                    top = tl.maximum(top, row_max(first_of))
+                    bound = lanes_reach((first_of, second_of), extra, top, bound, reach, c, slope, FORM, VIEW)
             live = now
-        top = tl.maximum(top, row_max(lanes))
+        top = tl.maximum(top, row_max(first_of))
         over = live > longest
-        bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
+        bad = row_max((((first_of == first_of) & (first_of < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
         alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < at.count)
         top = tl.where(alive, top, 0.0)
-        lanes = tl.where(alive, lanes, float("-inf"))
+        first_of = tl.where(alive, first_of, float("-inf"))
         extra = tl.where(alive, extra, float("-inf"))
         number = number.to(tl.float64)
+        TRIED: tl.constexpr = FORM.LINK == "power" or FORM.LINK == "root"
+        lanes = (first_of, second_of, third_of) if TRIED else (first_of, second_of)
         z, floor, ceiling, width, mass, c, go = first_guess(
-            lanes, extra, top, lowest, number, mass, c, alive, FORM, VIEW
+            lanes, extra, top, lowest, number, mass, c, slope, alive, FORM, VIEW, 8 if TRIED else 4
         )
+        if TRIED:
+            last_of, _last_rate = shares(third_of, top, constants(top, z, c, slope, FORM), FORM)
+            go = go & any_of(go & (row_sum(last_of) > SURE))
+        top, z, alive, bad, go = by_rows(top, M), by_rows(z, M), by_rows(alive, M), by_rows(bad, M), by_rows(go, M)
         RATE: tl.constexpr = tl.float64 if FORM.LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]  # above alpha = 2 rates have no bound
+        flags = flags_of(FLAGS, call, head, coarse, M, N) + m
+        due = begin == begin  # the output is to be computed
+        total, rates = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], RATE)
+        if TRIED:
+            due = any_of(go)
+            if due == 0:
+                tl.debug_barrier()  # the list is complete
+                acc, total, rates, live = output_of(q, own, i, i0, constants(top, z, c, slope, FORM), top, extra, mine,
+                                              tl.where(over, end - begin, live), over, begin, longest, flags, tall, coarse, head, seed,
+                                              call.drop, FORM, VIEW, SAVE, M, N, D, E, RATE)  # fmt: skip
+                short = alive & (tl.abs(total - mass) > close)
+                over = live > longest
+                due = any_of(short)
+                if due:
+                    z = tl.where(short, z - fall(total, rates, c, FORM).to(tl.float64), z)
+                    go = short & (total - mass > enough)
+                    if SAVE:
+                        for word in range(tl.cdiv(tl.cdiv(wide, coarse), 32)):
+                            tl.store(flags + tall.to(tl.int64) * word, 0)
         turn = 0
         while any_of(go) & (turn < 80):
             tl.debug_barrier()  # the list of the previous pass is complete
-            row = constants(top, z, c, FORM)
+            row = constants(top, z, c, slope, FORM)
             s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
             supported = tl.zeros([M, 1], tl.float32)
             if VIEW.SINK:
@@ -374,7 +478,6 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
             for begin_32 in range(0, were, 32):
                 size = tl.minimum(32, were - begin_32)
                 bits = tl.zeros([M, 1], tl.int32)
-                # an entry is read one block ahead: its load then precedes the products, and the keys of the next block do not wait for it
                 following = list_entry(mine, begin_32, were, over, begin)
                 for t in range(size):
                     n = following
@@ -385,12 +488,14 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                     s0, lost = added(s0, lost, sum_value)
                     s1 += row_sum(rate).to(RATE)
                     if FORM.LINK == "power" and FORM.P == 2:
-                        supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
+                        supported += row_sum(tl.minimum(rate * 1e30, 1.0))
                     bits |= tl.where(sum_value > 0.0, bit << t, 0)
                 if (
                     FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root"
                 ):  # thresholds only rise, so blocks stay out
-                    live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
+                    live = shortened(
+                        mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False
+                    )
                 else:
                     live += size
             over = live > longest
@@ -399,39 +504,19 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                 z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, FORM
             )
             turn += 1
-        tl.debug_barrier()
-        row = constants(top, z, c, FORM)
-        s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
-        if VIEW.SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
-        were = tl.where(over, end - begin, live)
-        live = 0
-        flags = flags_of(FLAGS, call, head, coarse, M, N) + m
-        for begin_32 in range(0, were, 32):
-            size = tl.minimum(32, were - begin_32)
-            bits = tl.zeros([M, 1], tl.int32)
-            for t in range(size):
-                n = list_entry(mine, begin_32 + t, were, over, begin)
-                j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
-                value, rate = shares(x, top, row, FORM)
-                sum_value = row_sum(value)
-                s0, lost = added(s0, lost, sum_value)
-                s1 += row_sum(rate).to(RATE)
-                bits |= tl.where(sum_value > 0.0, bit << t, 0)
-                value = dropped(value, i, j, head, seed, call.drop, VIEW)
-                v = load_block(own.v, n * N, N, E)
-                acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
-            if SAVE:
-                live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
-        s0 = s0.to(tl.float64) + lost
+        if due:
+            tl.debug_barrier()
+            acc, total, rates, live = output_of(q, own, i, i0, constants(top, z, c, slope, FORM), top, extra, mine,
+                                          tl.where(over, end - begin, live), over, begin, longest, flags, tall, coarse, head, seed,
+                                          call.drop, FORM, VIEW, SAVE, M, N, D, E, RATE)  # fmt: skip
         # one more Newton step takes the remaining error of the sum into the level
-        left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
-        z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)
+        left_over = (total - mass) / tl.where(rates > 0.0, rates, 1.0) * c
+        z = tl.where(alive & (rates > 0.0) & (c <= 1.0) & (tl.abs(total - mass) < 0.01), z - left_over, z)
         bad = (bad | unsound) & (i < at.count)
         z = tl.where(bad, float("nan"), z)
         if SAVE:
             tl.store(COUNTS + head.to(tl.int64) * tall + m, live)
-    norm = tl.where(s0 > 0.0, mass / tl.where(s0 > 0.0, s0, 1.0), 0.0).to(tl.float32)
+    norm = tl.where(total > 0.0, mass / tl.where(total > 0.0, total, 1.0), 0.0).to(tl.float32)
     out = tl.where(bad, float("nan"), acc * norm)
     cols = tl.arange(0, E)[None, :]
     row_at = head.to(tl.int64) * call.rows + i

@@ -155,13 +155,15 @@ def attention_solve(arrays, call, SCORES, TOPS, SUMS, LISTS, STATE, parts, enoug
             least = tl.load(sums, mask=part < parts, other=float("inf")).to(tl.float32)
             lowest = tl.minimum(lowest, tl.min(least, 1, keep_dims=True))
             number += row_sum(tl.load(sums + 1, mask=part < parts, other=0.0))
-    z, floor, ceiling, width, mass, c, go = first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM, VIEW)
+    z, floor, ceiling, width, mass, c, go = first_guess(
+        (lanes,), extra, top, lowest, number, mass, c, c, alive, FORM, VIEW, 4
+    )
     RATE: tl.constexpr = tl.float64 if FORM.LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]
     turn = 0
     while any_of(go) & (turn < 80):
         # (in Triton 3.4, a name within a loop can't have two shapes)
         tl.debug_barrier()  # the list of the previous turn has been read
-        row = constants(top, z, c, FORM)
+        row = constants(top, z, c, c, FORM)
         live = 0
         for first in range(begin, end, W):
             n = first + tl.arange(0, W)[None, :]
@@ -191,7 +193,7 @@ def attention_solve(arrays, call, SCORES, TOPS, SUMS, LISTS, STATE, parts, enoug
         turn += 1
     spare = tl.zeros([1, 1], tl.float64)
     if VIEW.SINK:
-        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, FORM), FORM)
+        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, c, FORM), FORM)
     state = STATE + query.to(tl.int64) * SOLVED + tl.zeros([1, 1], tl.int32)
     tl.store(state + TOP, top.to(tl.float64))
     tl.store(state + LEVEL, z)
@@ -222,7 +224,7 @@ def attention_values(arrays, call, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, pa
     z = tl.load(state + LEVEL, mask=there, other=1.0)
     c = tl.load(state + POWER, mask=there, other=1.0)
     alive = tl.load(state + STANDS, mask=there, other=0.0) == FINE
-    row = constants(top, z, c, FORM)
+    row = constants(top, z, c, c, FORM)
     live = 0
     for first in range(begin + part, end, parts * W):
         n = first + parts * tl.arange(0, W)[None, :]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of
+from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of, whole_power
 
 
 class View(NamedTuple):
@@ -170,6 +170,22 @@ def once_more(block, a, first, here, N: tl.constexpr, D: tl.constexpr):
 
 
 # -- scores ----------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def slope_of(c, scale, VIEW: tl.constexpr):
+    """What u of a threshold map rises by for each unit of x = factor q k^T; see `units`."""
+    return c.to(tl.float32) * scale if VIEW.FOLD else c
+
+
+@triton.jit
+def units(scale, VIEW: tl.constexpr):
+    """(unit, factor): exp(score) is 2^(unit x) for x = factor q k^T. FOLD: nothing is added to the scores and the scale is above 0, so
+    the scale is within the unit, or the slope of a threshold map, and one instruction computes the exponent, or u."""
+    if VIEW.FOLD:
+        return scale * LOG2_E, 1.0
+    else:
+        return LOG2_E, scale
 
 
 @triton.jit
@@ -378,9 +394,10 @@ def parameter(arrays, call, b, h, i, FORM: tl.constexpr):
 
 
 @triton.jit
-def constants(top, z, c, FORM: tl.constexpr):
-    """The numbers of a row for `shares`, in fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z. "root" is
-    "any" in half precision, where u may have the rounding of fp32, since 1/c is not large."""
+def constants(top, z, c, slope, FORM: tl.constexpr):
+    """The numbers of a row for `shares`, in fp32, from (top, z): u = slope (x - top) + z and p = u^(1/c); for softmax z = log Z. The slope
+    is c, unless x is q k^T without its scale. "root" is "any" in half precision, where u may have the rounding of fp32, since 1/c is not
+    large."""
     none = top * 0.0
     if FORM.LINK == "softmax":
         return (
@@ -391,11 +408,11 @@ def constants(top, z, c, FORM: tl.constexpr):
             none,
             none,
         )
+    elif FORM.LINK == "root" or (FORM.LINK == "power" and not FORM.EXACT):
+        return (z - slope * top).to(tl.float32), slope.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
     elif FORM.LINK == "power" or FORM.LINK == "budget":
         a, b = ground(top, z, FORM.SLOPE)
         return a, b, none, b, none, none
-    elif FORM.LINK == "root":
-        return (z - c * top).to(tl.float32), c.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
     elif FORM.LINK == "any":
         a, b, e, d = bend(top, z, c, 1.0 / c)
         return a, b, e, d, none, none
@@ -407,7 +424,7 @@ def constants(top, z, c, FORM: tl.constexpr):
 
 
 @triton.jit
-def recalled(ROWS, plane, STATE, i, rows, c, FORM: tl.constexpr, EXACT: tl.constexpr):
+def recalled(ROWS, plane, STATE, i, rows, c, slope, FORM: tl.constexpr, EXACT: tl.constexpr):
     """(top, `constants`, anchor, rest of delta) of queries, from the four planes of ROWS that `attention_queries` has written."""
     inside = i < rows
     anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
@@ -416,12 +433,12 @@ def recalled(ROWS, plane, STATE, i, rows, c, FORM: tl.constexpr, EXACT: tl.const
         rest = tl.load(ROWS + 3 * plane + i, mask=inside, other=0.0)
     if FORM.LINK == "any" or FORM.LINK == "mixed":
         top = tl.load(STATE + 2 * i, mask=inside, other=0.0).to(tl.float32)
-        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, FORM)
+        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, slope, FORM)
     else:
         top = 0.0
         a = tl.load(ROWS + i, mask=inside, other=0.0)
-        if FORM.LINK == "root":
-            row = a, c.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
+        if FORM.LINK == "root" or (FORM.LINK == "power" and not EXACT):
+            row = a, slope.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
         else:
             b = 0.0
             if EXACT:
@@ -454,16 +471,6 @@ def added(s, lost, v):
 
 
 # -- softmax block by block ------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def units(scale, VIEW: tl.constexpr):
-    """(unit, factor): exp(score) is 2^(unit x) for x = factor q k^T. FOLD: nothing is added to the scores and the scale is above 0, so
-    the scale is within the unit, and one instruction computes the exponent."""
-    if VIEW.FOLD:
-        return scale * LOG2_E, 1.0
-    else:
-        return LOG2_E, scale
 
 
 @triton.jit
@@ -533,6 +540,8 @@ def shares(x, top, row, FORM: tl.constexpr):
         value = tl.where(inside, tl.exp(b * log1p(w) + e), 0.0)
         rate = value / (d * (1.0 + w))
         return value, rate
+    elif FORM.LINK == "power" and not FORM.EXACT:
+        return whole_power(tl.maximum(x * b + a, 0.0), FORM.P)
     else:
         return share_of(x, a, b, 0.0, 0.0, FORM, False)
 
