@@ -18,9 +18,9 @@ from ..link import Link
 from . import attention_plans, replay
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
+from .attention_operands import Arrays, Call, Steps, View
 from .attention_plans import KEPT, LISTED, SKIPPED, BlockPlan, Split, blocks, split
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
-from .attention_tile import Arrays, Call, Steps, View
 from .launch import POWERS
 from .links import Form
 from .operands import on_device_of
@@ -198,7 +198,9 @@ def _forward_split(
     partial = new(queries * parts * e, torch.float32)
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
-    options["FORM"] = options["FORM"]._replace(EXACT=True)  # with one number more for a row the solver has no register free
+    options["FORM"] = options["FORM"]._replace(
+        EXACT=True
+    )  # with one number more for a row the solver has no register free
     form = {name: options[name] for name in ("FORM", "VIEW")}
     with on_device_of(q, k, v, *arrays.values()):
         if job.link == "softmax":
@@ -346,7 +348,7 @@ def _in_line(a: Tensor) -> Tensor:
 
 def _steps(a: Tensor | None) -> Steps:
     """The strides, with 0 for an axis of size 1."""
-    return Steps(0, 0, 0, 0) if a is None else Steps(*(0 if n == 1 else s for n, s in zip(a.shape, a.stride())))
+    return Steps(0, 0, 0) if a is None else Steps(*(0 if n == 1 else s for n, s in zip(a.shape, a.stride())))
 
 
 def _common(
@@ -356,10 +358,10 @@ def _common(
     bias, add, keep, param = (arrays.get(n) for n in ("bias", "additive", "keep", "param"))
     there = {n: a.view(torch.uint8) if a.dtype == torch.bool else a for n, a in arrays.items()}
     addresses = Arrays(q, k, v, *(there.get(n, q) for n in Arrays._fields[3:]))
+    steps = Arrays(*map(_steps, (q, k, v, bias, add, keep, param)))
     call = Call(
         q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-        *map(_steps, (q, k, v, bias, add, keep, None if param is None else param[..., None])),
-        job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
+        steps, job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
         float(job.dropout_p),
     )  # fmt: skip
     exact = q.element_size() > 2

@@ -14,16 +14,11 @@ import triton
 import triton.language as tl
 
 from .attention_forward import list_entry
+from .attention_operands import Matrix, block_of, flags_of, head_of, load_block, once_more, seed_of, sink_of
 from .attention_tile import (
-    Matrix,
-    block_of,
     constants,
     dropped,
-    flags_of,
-    head_of,
     lean,
-    load_block,
-    once_more,
     parameter,
     recalled,
     remembered,
@@ -31,11 +26,9 @@ from .attention_tile import (
     row_sum,
     score_tile,
     scores,
-    seed_of,
     seeing,
     seen,
     shares,
-    sink_of,
     slope_of,
     units,
 )

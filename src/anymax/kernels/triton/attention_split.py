@@ -14,26 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_forward import asked, first_guess, improved, with_sink
-from .attention_tile import (
-    added,
-    constants,
-    dropped,
-    load_block,
-    matrix_of,
-    risen,
-    row_max,
-    row_sum,
-    scores,
-    seed_of,
-    seen,
-    settled,
-    shares,
-    sink_of,
-    terms_of,
-    units,
-    window_of,
-)
+from .attention_operands import load_block, matrix_of, seed_of, sink_of, terms_of, window_of
+from .attention_threshold import asked, first_guess, improved, with_sink
+from .attention_tile import added, constants, dropped, risen, row_max, row_sum, scores, seen, settled, shares, units
 from .tile import any_of
 
 # the results of `attention_solve` for a query, in fp64: the threshold as (top, z), alpha - 1, the sum of the probabilities, the sink's part
@@ -68,8 +51,8 @@ def attention_parts(arrays, call, SCORES, TOPS, SUMS, PARTIAL, parts, FORM: tl.c
     part, b, h_k, there, h, i, first_row = packed(call, parts, M)
     head = b * call.heads + h
     at_row = first_row + tl.arange(0, M)[:, None]
-    keys = matrix_of(arrays.k, call.k, b, h_k, call.keys, call.d)
-    values = matrix_of(arrays.v, call.v, b, h_k, call.keys, call.e)
+    keys = matrix_of(arrays.k, call.steps.k, b, h_k, call.keys, call.d)
+    values = matrix_of(arrays.v, call.steps.v, b, h_k, call.keys, call.e)
     unit, factor = units(call.scale, VIEW)
     at = window_of(arrays, call, b, VIEW)
     terms = terms_of(arrays, call, b, h, factor, VIEW)
@@ -79,7 +62,7 @@ def attention_parts(arrays, call, SCORES, TOPS, SUMS, PARTIAL, parts, FORM: tl.c
     begin, end = low // N, tl.cdiv(high, N)
     seed = seed_of(arrays, VIEW)
     cols = tl.arange(0, D)[None, :]
-    at_q = matrix_of(arrays.q, call.q, b, h, call.rows, call.d).first + i.to(tl.int64) * call.q.i
+    at_q = matrix_of(arrays.q, call.steps.q, b, h, call.rows, call.d).first + i.to(tl.int64) * call.steps.q.i
     q = tl.load(at_q + cols, mask=there & (cols < call.d), other=0.0)
     acc = tl.zeros([M, E], tl.float32)
     extreme = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
@@ -215,7 +198,7 @@ def attention_values(arrays, call, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, pa
     wide = tl.cdiv(call.keys, N)
     each = tl.cdiv(wide, parts)
     mine = LISTS + first_row * (each * parts) + part * each
-    values = matrix_of(arrays.v, call.v, b, h_k, call.keys, call.e)
+    values = matrix_of(arrays.v, call.steps.v, b, h_k, call.keys, call.e)
     low, high = seen(part * 0, window_of(arrays, call, b, VIEW), M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
     seed = seed_of(arrays, VIEW)

@@ -140,13 +140,13 @@ class _Recording:
             return
         values, addresses, tuples = [*args, *map(options.get, function.arg_names[len(args) :])], [], []
         for at, value in enumerate(values):
-            several = isinstance(value, tuple) and isinstance(value[0], Tensor)
-            if several or isinstance(value, Tensor):
-                places = [self._place(t) for t in (value if several else (value,))]
-                if None in places:  # a copy, or a parameter: the call is not kept
+            several = value if isinstance(value, tuple) else (value,)
+            if isinstance(several[0], Tensor):
+                places = [place for t in several if (place := self._place(t)) is not None]
+                if len(places) < len(several):  # a copy, or a parameter: the call is not kept
                     self.launches = None
                     return
-                if several:
+                if several is value:
                     tuples.append((at, tuple(places)))
                 else:
                     addresses.append((at, *places[0]))
