@@ -197,7 +197,10 @@ def everywhere_cases() -> Iterator[Case]:
     for length in (64,) if DEVICE.dry else (4096, 16384):
         for name in ("softmax", "entmax15", "sparsemax"):
             for what, setup in (("", forward), (", forward and backward", both)):
-                yield make(map=name, shape=(1, 8, length, 64), setup=setup, bars=(Bar(FLASH),), note=EVERYWHERE + what)
+                for d in (64, 128):
+                    yield make(
+                        map=name, shape=(1, 8, length, d), setup=setup, bars=(Bar(FLASH),), note=EVERYWHERE + what
+                    )
                 if length == 4096 and name != "sparsemax":
                     note = f"{EVERYWHERE}{what}, beside {FLEX}"
                     yield make(map=name, shape=(1, 8, length, 64), setup=setup, bars=(Bar(FLEX),), note=note)

@@ -973,9 +973,9 @@ FAULTS = {
           "{\"transposed\": transposed, **facts}", "jax"),
   ),
   "Triton's kernels": (
-    Fault("triton: the slope of a head of another batch", "src/anymax/kernels/triton/attention_tile.py",
-          "slope = tl.load(HEADS + head * 2)",
-          "slope = tl.load(HEADS + h * 2)", "triton triton_attention"),
+    Fault("triton: the slope of a head of another batch", "src/anymax/kernels/triton/attention_operands.py",
+          "slope = tl.load(arrays.heads + (b * call.heads + h) * 2)",
+          "slope = tl.load(arrays.heads + h * 2)", "triton triton_attention"),
     Fault("triton: the value of a power", "src/anymax/kernels/triton/links.py",
           "rate = u * u\n        value = rate * u\n    else:",
           "rate = u * u\n        value = rate\n    else:", "triton"),

@@ -76,7 +76,7 @@ def attention_cases() -> Iterator[Case]:
 
     from anymax.kernels.triton import attention
 
-    links = {"softmax": ("softmax", 1, 0.0), "entmax15": ("power", 2, 0.5)}
+    links = {"softmax": ("softmax", 1, 0.0), "entmax15": ("power", 2, 0.5), "sparsemax": ("power", 1, 1.0)}
     for d in (64, 128):
         for name, (link, power, param) in links.items():
             job = attention.Job(link, power, param, d**-0.5, 0.0, True, -1, -1, 0, 0.0, False, False)

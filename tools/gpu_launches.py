@@ -78,7 +78,9 @@ def recorded(wave: int = 32) -> Iterator[list[Launch]]:
             setattr(module, name, kernel)
 
 
-def described(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], list], dict[str, Any]]:
+def described(
+    launch: Launch,
+) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list], dict[str, Any]]:
     """What the runtime would tell the compiler of this launch: types, constants, by what numbers can be divided, options."""
     import torch
 
@@ -86,22 +88,29 @@ def described(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], di
     compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
     names = list(inspect.signature(launch.kernel.fn).parameters)
     assert set(names) == {*names[: len(launch.args)], *options}
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int], Any] = {}
-    hints: dict[tuple[int], list] = {}
-    for i, name in enumerate(names):
-        value = launch.args[i] if i < len(launch.args) else options[name]
-        if i >= len(launch.args) or (isinstance(value, int) and value == 1):
-            signature[name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name], hints[(i,)] = "*" + POINTERS[str(value.dtype)[6:]], [["tt.divisibility", 16]]
-        elif isinstance(value, int):
-            signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
-                hints[(i,)] = [["tt.divisibility", 16]]
-        else:
-            assert isinstance(value, float), (name, value)
-            signature[name] = "fp32"
+    constants: dict[tuple[int, ...], Any] = {}
+    hints: dict[tuple[int, ...], list] = {}
+
+    def type_of(value: Any, *at: int) -> Any:
+        if isinstance(value, tuple):
+            of = [type_of(part, *at, i) for i, part in enumerate(value)]
+            return type(value)(*of) if hasattr(value, "_fields") else tuple(of)
+        if isinstance(value, torch.Tensor):
+            hints[at] = [["tt.divisibility", 16]]
+            return "*" + POINTERS[str(value.dtype)[6:]]
+        if isinstance(value, float):
+            return "fp32"
+        assert isinstance(value, int), (names[at[0]], value)
+        if value == 1:
+            constants[at] = value
+            return "constexpr"
+        if value % 16 == 0:
+            hints[at] = [["tt.divisibility", 16]]
+        return "i32" if abs(value) < 2**31 else "i64"
+
+    signature = {name: type_of(value, i) for i, (name, value) in enumerate(zip(names, launch.args))}
+    for i, name in enumerate(names[len(launch.args) :], len(launch.args)):
+        signature[name], constants[(i,)] = "constexpr", options[name]
     return signature, constants, hints, compiler
 
 

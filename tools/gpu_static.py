@@ -205,8 +205,8 @@ LEAVE: tuple[Leave, ...] = (
     Leave(r" 4096x128256 .* (separable|truncated)_rows (p|loss) ", 72, "16 warps have 128 registers a thread"),
     Leave(r"/top-p 4096x8192 ", 64, "two rows in 128 registers a thread: 2.7 times as fast on an H200 as one"),
     Leave(r"^ragged/.* up to 40000 ", 48, "each score has an address of its own"),
-    Leave(r"^attention/entmax15 d64 ", 64, "168 registers are the most with which three programs fit"),
-    Leave(r"^attention/entmax15 d128 ", 48, "128 features of queries and keys beside the scores"),
+    Leave(r"^attention/(entmax15|sparsemax) d64 ", 64, "168 registers are the most with which three programs fit"),
+    Leave(r"^attention/entmax15 d128 ", 80, "128 features of queries and keys beside the scores"),
 )
 
 

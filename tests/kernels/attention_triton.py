@@ -277,6 +277,20 @@ def test_blocks_are_left_out_by_their_centres_under(option, monkeypatch):
     hold(far_apart(rows, keys), Entmax(1.5), every_option(rows, keys)[option], tol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("alpha", [2.0, 1.25, 1.5])
+def test_blocks_are_left_out_where_a_lane_has_more_high_scores_than_are_kept(alpha, dtype):
+    """The fourth score of a lane is not kept: the third says that there is little left, and the sums of the output that it is too much."""
+    rows, keys, wide = (100, 3000, 64) if REAL else (20, 300, 16)
+    q, k, v = heads(rows=rows, keys=keys)
+    q, k = 0 * q, 0 * k
+    q[..., 0], k[..., 0] = torch.linspace(1.0, 1.01, rows, device=DEVICE), -20.0
+    score = lambda p: p ** (alpha - 1) / (alpha - 1)  # noqa: E731
+    k[..., : 12 * wide : wide, 0] = score(0.03)
+    k[..., 2:12:2, 0] = score(0.13)
+    hold((q, k, v), Entmax(alpha), {"scale": 1.0}, tol=1e-5 if dtype == torch.float32 else 5e-3, dtype=dtype)
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_a_poisoned_key_is_not_left_out(value, monkeypatch):
     """Its block has no centre; each query that sees it is NaN, as without the centres, or has nothing of it."""

@@ -59,7 +59,7 @@ class Recording(replay._Recording):
             return
         given = {name: value for name, value in options.items() if name in function.arg_names}
         bound = list(inspect.signature(function.fn).bind(*args, **given).arguments.values())
-        _, values, addresses = self.launches[-1]
+        _, values, addresses, _ = self.launches[-1]
         places = {at for at, _, _ in addresses}
         assert places == {at for at, value in enumerate(bound) if isinstance(value, torch.Tensor)}
         assert all(a is b or a == b for at, (a, b) in enumerate(zip(values, bound, strict=True)) if at not in places)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ..link import Link
+from . import attention_plans, replay
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
+from .attention_operands import Arrays, Call, Steps, View
 from .attention_plans import KEPT, LISTED, SKIPPED, BlockPlan, Split, blocks, split
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
-from .attention_tile import View
 from .launch import POWERS
 from .links import Form
 from .operands import on_device_of
@@ -29,6 +31,7 @@ Tensor = torch.Tensor
 # Below this |sum p - 1| the next Newton step is the last: (for a smooth rate, for one that jumps at the edge of the support). A step leaves
 # about the square of the error, which in half precision is below the rounding of p.
 _ENOUGH = {"half": (5e-2, 1e-3), "single": (2e-4, 2e-6)}
+_CLOSE = {"half": (5e-3, 1e-3), "single": (1e-6, 2e-6)}  # below this no step is needed: what is left after the last one
 _ROOT = 1e-3  # from this alpha - 1 on, p = u^(1 / (alpha - 1)) with u in fp32 is exact enough for half precision
 _SMOOTH = 0.67  # above this alpha - 1 the rate almost jumps at the edge of the support
 
@@ -129,40 +132,49 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
             for n, (s, t) in parts.items()
         }
     )
-    if not out.numel():
-        return out, saved
+    if out.numel():
+        call = functools.partial(_forward, job, q, k, v, arrays, out, saved, save, plan)
+        _repeated((job, save, *arrays), (q, k, v, out, *saved, *arrays.values()), call)
+    return out, saved
+
+
+def _repeated(key: Any, tensors: tuple[Tensor, ...], call: Callable[[], None]) -> None:
+    """`call`, or the launches of one like it; see `replay.repeated`."""
+    if attention_plans.forced_blocks or attention_plans.forced_split:
+        call()
+    else:
+        replay.repeated(key, tensors, call)
+
+
+def _forward(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, saved: Saved, save: bool, plan: BlockPlan
+) -> None:  # fmt: skip
     if not save:
         shared = k.shape[1] == 1 or (k.stride(1) == 0 and v.stride(1) == 0)  # all heads have the same keys
         few = (k[:, :1], v[:, :1]) if shared else (k, v)
         cut = _cut(job, q, *few)
         if cut is not None:
             _forward_split(job, q, *few, arrays, out, cut)
-            return out, saved
+            return
     lists, wide = saved.lists, _cdiv(k.shape[2], plan.N)
+    tiles = _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1]
     if not save and job.link != "softmax":
-        shape = (*q.shape[:2], _cdiv(q.shape[2], plan.M), _most(wide) + 32)
-        lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
-    common, options = _common(job, q, k, v, arrays)
-    view = options["VIEW"]
+        lists = replay.empty(tiles * (_most(wide) + 32), lists.dtype, q.device)
+    common, options = _common(job, q, k, v, arrays, _folds(job, q, arrays) and not job.sink)
     skip = _plain(job, arrays) and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
     capped = {"maxnreg": plan.registers} if plan.registers else {}
     with on_device_of(q, k, v, *arrays.values()):
         if skip:
             programs = k.shape[0] * k.shape[1] * wide
-            centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
-            radii = torch.empty(programs, dtype=torch.float32, device=k.device)
-            _launch(
-                attention_centres, programs, k, centres, radii, k.shape[2], k.shape[3], k.shape[1], *_steps(k)[:3], N=plan.N,
-                D=options["D"], num_warps=4,
-            )  # fmt: skip
+            centres = replay.empty(programs * k.shape[3], k.dtype, k.device)
+            radii = replay.empty(programs, torch.float32, k.device)
+            _launch(attention_centres, programs, *common, centres, radii, N=plan.N, D=options["D"], num_warps=4)
         _launch(
-            attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
-            _most(wide), _coarse(wide), **options | {"VIEW": view._replace(FOLD=view.FOLD and not job.sink)}, SAVE=save, SKIP=skip,
+            attention_forward, tiles, *common, out, saved.state, lists, saved.counts, saved.flags, centres, radii, _error(_ENOUGH, job, q),
+            _error(_CLOSE, job, q), _most(wide), _coarse(wide), **options, SAVE=save, SKIP=skip,
             M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages, **capped,
         )  # fmt: skip
-    return out, saved
 
 
 def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
@@ -176,43 +188,39 @@ def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
 def _forward_split(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, cut: Split
 ) -> None:
-    common, options = _common(job, q, k, v, arrays)
-    ranges, heads, seed, param = (arrays.get(n, q) for n in ("ranges", "heads", "seed", "param"))
+    common, options = _common(job, q, k, v, arrays, _folds(job, q, arrays) and job.link == "softmax")
     batch, each, rows, _ = q.shape
     groups = each // k.shape[1]
     queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
     wide, parts = _cdiv(keys, cut.N), cut.parts
-    new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
-    sums = new((queries, parts, 2), dtype=torch.float64)
-    partial = new((queries, parts, e))
+    new = functools.partial(replay.empty, device=q.device)
+    sums = new(queries * parts * 2, torch.float64)
+    partial = new(queries * parts * e, torch.float32)
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
+    options["FORM"] = options["FORM"]._replace(
+        EXACT=True
+    )  # with one number more for a row the solver has no register free
     form = {name: options[name] for name in ("FORM", "VIEW")}
     with on_device_of(q, k, v, *arrays.values()):
         if job.link == "softmax":
             scores = tops = state = sums
         else:
-            scores, tops = new((queries, wide, cut.N)), new((queries, wide))
-            state = new((queries, SOLVED.value), dtype=torch.float64)
-        _launch(
-            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch,
-        )  # fmt: skip
+            scores, tops = new(queries * wide * cut.N, torch.float32), new(queries * wide, torch.float32)
+            state = new(queries * SOLVED.value, torch.float64)
+        _launch(attention_parts, tiles, *common, scores, tops, sums, partial, parts, **options, **launch)
         if job.link != "softmax":
-            lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
-            reach = (job.offset, max(job.left, 0), max(job.right, 0))
+            lists = new(queries * _cdiv(wide, parts) * parts, torch.int32)
             _launch(
-                attention_solve, queries, scores, tops, sums, lists, state, param, ranges, heads, each, rows, keys,
-                *((0, 0, 0) if param is q else _steps(param)), *reach, float(job.param), parts, _enough(job, q), **form,
-                M=cut.M, N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
+                attention_solve, queries, *common, scores, tops, sums, lists, state, parts, _error(_ENOUGH, job, q), **form, M=cut.M,
+                N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
             )  # fmt: skip
             _launch(
-                attention_values, tiles, v, scores, tops, sums, lists, state, partial, ranges, seed, each, groups, rows,
-                keys, e, *_steps(v)[:3], *reach, float(job.dropout_p), parts, **form, E=options["E"], W=cut.value_tops,
-                **launch,
+                attention_values, tiles, *common, scores, tops, sums, lists, state, partial, parts, **form, E=options["E"],
+                W=cut.value_tops, **launch,
             )  # fmt: skip
         _launch(
-            attention_merge, queries, sums, state, partial, out, ranges, heads, each, rows, keys, e, parts, job.offset,
-            **form, E=options["E"], C=cut.merged, num_warps=4,
+            attention_merge, queries, *common, sums, state, partial, out, parts, **form, E=options["E"], C=cut.merged, num_warps=4,
         )  # fmt: skip
 
 
@@ -230,47 +238,20 @@ def backward(
     """The gradients of q, k and v ("q", "k", "v") and of the arrays that `wants` names, each with the shape of its input."""
     q, k, v = (_in_line(a) for a in (q, k, v))
     plan, _ = sizes(job, q, k, v, True)
-    dq, dk, dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (q, k, v))
-    found = {"q": dq, "k": dk, "v": dv}
+    found = {n: torch.empty_like(a, memory_format=torch.contiguous_format) for n, a in (("q", q), ("k", k), ("v", v))}
     if not q.numel() or not out.numel():
         for a in found.values():
             a.zero_()
         return found | {n: torch.zeros_like(arrays[n]) for n in wants if n in arrays}
     g = g.to(q.dtype).contiguous()
-    common, options = _common(job, q, k, v, arrays)
+    for name in sorted(wants & {"bias", "additive"}):
+        found[name] = torch.empty_like(arrays[name], memory_format=torch.contiguous_format)
     batch, heads, rows, _ = q.shape
-    tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
-    numbers = torch.empty((4, batch * heads * rows), dtype=torch.float32, device=q.device)
-    plane = numbers.shape[1]
-    learn = bool(wants & {"heads", "param"})
-    sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
-    launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
-    capped = {"maxnreg": plan.registers} if plan.registers else {}
-    with on_device_of(q, k, v, g, *arrays.values()):
-        _launch(
-            attention_queries, tall * batch * heads,
-            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, _most(wide),
-            **options, LEARN=learn, **launch,
-        )  # fmt: skip
-        if wants & {"k", "v"}:
-            lists = saved.lists
-            if job.link != "softmax":
-                lists = torch.empty((wide * batch * k.shape[1], KEPT), dtype=torch.int32, device=q.device)
-            _launch(
-                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, saved.flags, g, dk, dv, numbers, plane,
-                *common, _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
-            )  # fmt: skip
-        for name in sorted(wants & {"bias", "additive"}):
-            a = arrays[name]
-            into = torch.empty_like(a, memory_format=torch.contiguous_format)
-            alone = [n == 1 for n in a.shape]
-            programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
-            summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
-            _launch(
-                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, numbers, plane, *common[:7], batch, *common[7:],
-                _coarse(wide), *into.stride(), **summed, **options, **launch,
-            )  # fmt: skip
-            found[name] = into
+    learned = (batch, heads, rows, 3) if wants & {"heads", "param"} else (0,)
+    sums = torch.empty(learned, dtype=torch.float32, device=q.device)
+    keyless = not wants & {"k", "v"}
+    call = functools.partial(_backward, job, q, k, v, arrays, out, saved, g, found, sums, keyless, plan)
+    _repeated((job, keyless, *found, *arrays), (q, k, v, out, *saved, g, sums, *found.values(), *arrays.values()), call)
     if "heads" in wants:
         found["heads"] = torch.stack(
             [
@@ -287,6 +268,40 @@ def backward(
     return found
 
 
+def _backward(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, saved: Saved, g: Tensor,
+    found: dict[str, Tensor], sums: Tensor, keyless: bool, plan: BlockPlan,
+) -> None:  # fmt: skip
+    common, options = _common(job, q, k, v, arrays, _folds(job, q, arrays) and job.link != "softmax" and not job.sink)
+    batch, heads, rows, _ = q.shape
+    tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
+    plane = batch * heads * rows
+    numbers = replay.empty(4 * plane, torch.float32, q.device)
+    launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
+    capped = {"maxnreg": plan.registers} if plan.registers else {}
+    with on_device_of(q, k, v, g, *arrays.values()):
+        _launch(
+            attention_queries, tall * batch * heads, *common, out, saved.state, saved.lists, saved.counts, g, found["q"], numbers,
+            sums, plane, _most(wide), **options, LEARN=sums.numel() > 0, **launch,
+        )  # fmt: skip
+        if not keyless:
+            lists, programs = saved.lists, wide * batch * k.shape[1]
+            if job.link != "softmax":
+                lists = replay.empty(programs * KEPT, torch.int32, q.device)
+            _launch(
+                attention_keys, programs, *common, saved.state, lists, saved.flags, g, found["k"], found["v"], numbers, plane,
+                _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
+            )  # fmt: skip
+        for into in (found[n] for n in ("additive", "bias") if n in found):
+            alone = [n == 1 for n in into.shape]
+            programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
+            summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
+            _launch(
+                attention_bias, programs, *common, saved.state, saved.flags, g, into, numbers, plane, batch, _coarse(wide),
+                Steps(*into.stride()), **summed, **options, **launch,
+            )  # fmt: skip
+
+
 def _link(job: Job, q: Tensor) -> str:
     """The link for the kernels, which depends on the dtype."""
     return "root" if job.link == "any" and q.element_size() == 2 and job.param >= _ROOT else job.link
@@ -297,13 +312,15 @@ def _plain(job: Job, arrays: dict[str, Tensor]) -> bool:
     return not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
 
 
-def _folds(job: Job, arrays: dict[str, Tensor]) -> bool:
-    """True if softmax needs the scale only within exponents: the highest q k^T is then the highest score."""
-    return job.link == "softmax" and _plain(job, arrays) and job.scale > 0.0
+def _folds(job: Job, q: Tensor, arrays: dict[str, Tensor]) -> bool:
+    """True if the scale is needed only within exponents or slopes, see `units`: the highest q k^T is then the highest score. In fp32 the
+    slope of a threshold map is that of the map, which needs no rounding."""
+    known = job.link == "softmax" or (q.element_size() == 2 and _link(job, q) in ("power", "root"))
+    return known and _plain(job, arrays) and job.scale > 0.0
 
 
-def _enough(job: Job, q: Tensor) -> float:
-    smooth, edged = _ENOUGH["half" if q.element_size() < 4 else "single"]
+def _error(table: dict[str, tuple[float, float]], job: Job, q: Tensor) -> float:
+    smooth, edged = table["half" if q.element_size() < 4 else "single"]
     edge = job.link in ("mixed", "budget") or job.param > _SMOOTH
     return edged if edge else smooth
 
@@ -315,7 +332,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    kernel[(programs,)](*args, **options)
+    replay.launch(kernel, (programs,), args, options)
 
 
 def _in_line(a: Tensor) -> Tensor:
@@ -329,31 +346,28 @@ def _in_line(a: Tensor) -> Tensor:
     return a
 
 
-def _steps(a: Tensor) -> tuple[int, ...]:
+def _steps(a: Tensor | None) -> Steps:
     """The strides, with 0 for an axis of size 1."""
-    return tuple(0 if n == 1 else s for n, s in zip(a.shape, a.stride()))
+    return Steps(0, 0, 0) if a is None else Steps(*(0 if n == 1 else s for n, s in zip(a.shape, a.stride())))
 
 
 def _common(
-    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], fold: bool
+) -> tuple[tuple[Arrays, Call], dict[str, Any]]:
     """The arguments and compile-time constants that all kernels share."""
-    four = [arrays.get(n) for n in ("bias", "additive", "keep")]
-    param, ranges, heads, seed = (arrays.get(n) for n in ("param", "ranges", "heads", "seed"))
-    pointers = [q if a is None else a.view(torch.uint8) if a.dtype == torch.bool else a for a in four]
-    pointers += [q if a is None else a for a in (param, ranges, heads, seed)]
-    strides = [s for a in (q, k, v) for s in _steps(a)[:3]]
-    strides += [s for a in four for s in ((0, 0, 0, 0) if a is None else _steps(a))]
-    strides += (0, 0, 0) if param is None else _steps(param)
-    common = (
-        *pointers, q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], *strides,
-        job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
+    bias, add, keep, param = (arrays.get(n) for n in ("bias", "additive", "keep", "param"))
+    there = {n: a.view(torch.uint8) if a.dtype == torch.bool else a for n, a in arrays.items()}
+    addresses = Arrays(q, k, v, *(there.get(n, q) for n in Arrays._fields[3:]))
+    steps = Arrays(*map(_steps, (q, k, v, bias, add, keep, param)))
+    call = Call(
+        q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
+        steps, job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
         float(job.dropout_p),
     )  # fmt: skip
-    form = Form(_link(job, q), job.power, 1.0 / job.power, PER_ROW=param is not None)
-    bias, add, keep = (a is not None for a in four)
+    exact = q.element_size() > 2
+    form = Form(_link(job, q), job.power, 1.0 / job.power, EXACT=exact, PER_ROW=param is not None)
     view = View(
-        job.causal, job.left >= 0, job.right >= 0, ranges is not None, job.softcap > 0.0, job.alibi, job.sink, bias, add, keep,
-        job.dropout_p > 0.0, _folds(job, arrays),
+        job.causal, job.left >= 0, job.right >= 0, "ranges" in arrays, job.softcap > 0.0, job.alibi, job.sink,
+        bias is not None, add is not None, keep is not None, job.dropout_p > 0.0, fold,
     )  # fmt: skip
-    return common, {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}
+    return (addresses, call), {"FORM": form, "VIEW": view, "D": _features(q), "E": _features(v)}

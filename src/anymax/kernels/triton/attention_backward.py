@@ -14,14 +14,11 @@ import triton
 import triton.language as tl
 
 from .attention_forward import list_entry
+from .attention_operands import Matrix, block_of, flags_of, head_of, load_block, once_more, seed_of, sink_of
 from .attention_tile import (
-    Matrix,
     constants,
     dropped,
     lean,
-    load_block,
-    matrix_of,
-    once_more,
     parameter,
     recalled,
     remembered,
@@ -29,13 +26,11 @@ from .attention_tile import (
     row_sum,
     score_tile,
     scores,
-    seed_of,
     seeing,
     seen,
     shares,
-    sink_of,
-    terms_of,
-    window_of,
+    slope_of,
+    units,
 )
 
 
@@ -51,38 +46,28 @@ def level(c, FORM: tl.constexpr):
 
 
 @triton.jit
-def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                      heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, longest,
+def attention_queries(arrays, call, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, plane, longest,
                       FORM: tl.constexpr, VIEW: tl.constexpr, LEARN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
                       E: tl.constexpr):  # fmt: skip
     """Writes DQ, the numbers of each query for the other kernels to ROWS (see `remembered`), and with LEARN the gradients of the sink, the
     slope and the map's parameter to SUMS [., rows, 3]. Above alpha = 2 one s may be larger than all others by many orders of magnitude;
     its g is then the anchor, and a first sweep finds it."""
-    tall = tl.cdiv(rows, M)
-    wide = tl.cdiv(keys, N)
-    m = tall - 1 - tl.program_id(0) % tall
-    head = tl.program_id(0) // tall
-    b, h = head // heads, head % heads
+    rows, d, e = call.rows, call.d, call.e
+    tall, wide = tl.cdiv(rows, M), tl.cdiv(call.keys, N)
+    m, b, h, head = block_of(call, M)
     i0 = m * M
     i = i0 + tl.arange(0, M)[:, None]
-    queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
-    keys_, values = (
-        matrix_of(K, b, h // groups, kb, kh, ki_, keys, d),
-        matrix_of(V, b, h // groups, vb, vh, vi, keys, e),
-    )
-    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
-    terms = terms_of(
-        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW
-    )
-    seed = seed_of(SEED, VIEW)
-    c = level(parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM), FORM)
+    factor = units(call.scale, VIEW)[1]
+    own = head_of(arrays, call, b, h, factor, VIEW)
+    at = own.at
+    seed = seed_of(arrays, VIEW)
+    c = level(parameter(arrays, call, b, h, i, FORM), FORM)
     first_row = head.to(tl.int64) * rows
     state = STATE + (first_row + i) * 2
     top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
     z = tl.load(state + 1, mask=i < rows, other=1.0)
-    row = constants(top, z, c, FORM)
-    q = load_block(queries, i0, M, D)
+    row = constants(top, z, c, slope_of(c, call.scale, VIEW), FORM)
+    q = load_block(own.q, i0, M, D)
     pulls = Matrix(G + first_row * e, e, rows, e)
     g_out = load_block(pulls, i0, M, E)
     out = load_block(Matrix(OUT + first_row * e, e, rows, e), i0, M, E)
@@ -104,7 +89,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     acc = tl.zeros([M, D], tl.float32)
     less = tl.zeros([M, D], tl.float32)
     if VIEW.SINK:
-        extra = sink_of(HEADS, head, i < at.count, VIEW)
+        extra = sink_of(arrays, head, i < at.count, VIEW)
         _, s0 = shares(extra, top, row, FORM)
         if SWEEPS == 2:
             best = s0
@@ -116,12 +101,12 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
             if FORM.LINK != "softmax":
                 # a hook on saved tensors may have changed the list, so its entries are clipped to the blocks that exist
                 n = tl.minimum(tl.maximum(list_entry(mine, t, steps, over, begin), 0), wide - 1)
-            j, k, x, rise = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+            j, k, x, rise = score_tile(q, own, n, i, i0, M, N, D, VIEW)
             p, s = shares(x, top, row, FORM)
-            v = load_block(values, n * N, N, E)
-            g_now = once_more(g_out, pulls, i0, n * N < keys, M, E)
+            v = load_block(own.v, n * N, N, E)
+            g_now = once_more(g_out, pulls, i0, n * N < call.keys, M, E)
             g = tl.dot(g_now, tl.trans(v), input_precision="ieee")
-            g = dropped(g, i, j, head, seed, drop, VIEW)
+            g = dropped(g, i, j, head, seed, call.drop, VIEW)
             if SWEEPS == 2 and sweep == 0:
                 most = row_max(s)
                 first = tl.min(tl.where(s == most, j, 2147483647), 1, keep_dims=True)
@@ -163,7 +148,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
         acc -= rest * less
     poisoned = (z != z) & (i < at.count)
     cols = tl.arange(0, D)[None, :]
-    dq = tl.where(poisoned, float("nan"), acc * scale)
+    dq = tl.where(poisoned, float("nan"), acc * call.scale)
     tl.store(DQ + (first_row + i) * d + cols, dq.to(DQ.dtype.element_ty), mask=(i < rows) & (cols < d))
     EXACT: tl.constexpr = q.dtype == tl.float32
     remembered(ROWS + first_row, plane, i, rows, row, anchor, rest, FORM, EXACT)
@@ -190,41 +175,35 @@ def sink_pull(extra, top, row, anchor, rest, FORM: tl.constexpr):
 
 
 @triton.jit
-def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                   heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, coarse,
+def attention_keys(arrays, call, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, coarse,
                    FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SIZE: tl.constexpr,
                    D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """DK and DV of N keys: sums over the blocks of queries that FLAGS marks for them, in all heads that share the keys, T queries at a
     time. LISTS [programs, SIZE] takes SIZE of these blocks at a time."""
-    tall = tl.cdiv(rows, M)
-    wide = tl.cdiv(keys, N)
+    rows, keys, d, e = call.rows, call.keys, call.d, call.e
+    tall, wide = tl.cdiv(rows, M), tl.cdiv(keys, N)
     n = tl.program_id(0) % wide
-    own = tl.program_id(0) // wide
-    shared = heads // groups
-    b, h_k = own // shared, own % shared
+    shared = tl.program_id(0) // wide  # the head of keys, counted over all batches
+    b, h_k = shared // (call.heads // call.groups), shared % (call.heads // call.groups)
     j0 = n * N
     j = j0 + tl.arange(0, N)[:, None]
-    keys_, values = matrix_of(K, b, h_k, kb, kh, ki_, keys, d), matrix_of(V, b, h_k, vb, vh, vi, keys, e)
-    k, v = load_block(keys_, j0, N, D), load_block(values, j0, N, E)
-    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
-    seed = seed_of(SEED, VIEW)
+    factor = units(call.scale, VIEW)[1]
+    own = head_of(arrays, call, b, h_k * call.groups, factor, VIEW)
+    k, v = load_block(own.k, j0, N, D), load_block(own.v, j0, N, E)
+    seed = seed_of(arrays, VIEW)
     dk = tl.zeros([N, D], tl.float32)
     dv = tl.zeros([N, E], tl.float32)
-    for group in range(groups):
-        h = h_k * groups + group
-        head = b * heads + h
-        queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
-        terms = terms_of(
-            BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW
-        )
+    for group in range(call.groups):
+        h = h_k * call.groups + group
+        head = b * call.heads + h
+        own = head_of(arrays, call, b, h, factor, VIEW)
         first_row = head.to(tl.int64) * rows
         pulls = Matrix(G + first_row * e, e, rows, e)
-        begin, high = seeing(j0, at, N, VIEW)
+        begin, high = seeing(j0, own.at, N, VIEW)
         end = tl.cdiv(high, M)
         mine = LISTS + tl.program_id(0).to(tl.int64) * SIZE
         bit = n // coarse
-        flags = FLAGS + (head.to(tl.int64) * tl.cdiv(tl.cdiv(wide, coarse), 32) + bit // 32) * tall
+        flags = flags_of(FLAGS, call, head, coarse, M, N) + (bit // 32).to(tl.int64) * tall
         for first in range(begin // M, end, SIZE):
             steps = tl.minimum(SIZE, end - first)
             if FORM.LINK != "softmax":
@@ -240,41 +219,39 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
                     m = tl.load(mine + t // (M // T))
                 i0 = m * M + t % (M // T) * T
                 i = i0 + tl.arange(0, T)[None, :]
-                c = level(parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM), FORM)
+                c = level(parameter(arrays, call, b, h, i, FORM), FORM)
                 EXACT: tl.constexpr = k.dtype == tl.float32
+                slope = slope_of(c, call.scale, VIEW)
                 top, row, anchor, rest = recalled(
-                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, FORM, EXACT
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, slope, FORM, EXACT
                 )
-                q, g_out = load_block(queries, i0, T, D), load_block(pulls, i0, T, E)
-                k_now = once_more(k, keys_, j0, i0 < rows, N, D)
-                x, rise = scores(
-                    tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, terms, T, N, VIEW
-                )
+                q, g_out = load_block(own.q, i0, T, D), load_block(pulls, i0, T, E)
+                k_now = once_more(k, own.k, j0, i0 < rows, N, D)
+                qk = tl.dot(k_now, tl.trans(q), input_precision="ieee")
+                x, rise = scores(qk, i, j, i0, j0, own.at, own.terms, T, N, VIEW)
                 p, s = shares(x, top, row, FORM)
-                v_now = once_more(v, values, j0, i0 < rows, N, E)
+                v_now = once_more(v, own.v, j0, i0 < rows, N, E)
                 g = tl.dot(v_now, tl.trans(g_out), input_precision="ieee")
-                p, g = dropped(p, i, j, head, seed, drop, VIEW), dropped(g, i, j, head, seed, drop, VIEW)
+                p, g = dropped(p, i, j, head, seed, call.drop, VIEW), dropped(g, i, j, head, seed, call.drop, VIEW)
                 dv = tl.dot(p.to(g_out.dtype), g_out, dv, input_precision="ieee")
                 pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
                 if VIEW.CAP:
                     pull = pull * rise
                 dk = tl.dot(pull.to(q.dtype), q, dk, input_precision="ieee")
     cols = tl.arange(0, D)[None, :]
-    first_key = own.to(tl.int64) * keys
-    tl.store(DK + (first_key + j) * d + cols, (dk * scale).to(DK.dtype.element_ty), mask=(j < keys) & (cols < d))
+    first_key = shared.to(tl.int64) * keys
+    tl.store(DK + (first_key + j) * d + cols, (dk * call.scale).to(DK.dtype.element_ty), mask=(j < keys) & (cols < d))
     cols = tl.arange(0, E)[None, :]
     tl.store(DV + (first_key + j) * e + cols, dv.to(DV.dtype.element_ty), mask=(j < keys) & (cols < e))
 
 
 @triton.jit
-def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                   batches, heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, coarse, db, dh, di, dj,
+def attention_bias(arrays, call, STATE, FLAGS, G, DB, ROWS, plane, batches, coarse, into,
                    ALL_B: tl.constexpr, ALL_H: tl.constexpr, ALL_I: tl.constexpr, ALL_J: tl.constexpr,
                    FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """The gradient of an array that was added to the scores. The program sums over each axis of size 1 (ALL_...)."""
-    tall = tl.cdiv(rows, M)
-    wide = tl.cdiv(keys, N)
+    """The gradient of an array that was added to the scores, with the steps `into`. The program sums over each axis of size 1 (ALL_...)."""
+    rows, keys, heads, e = call.rows, call.keys, call.heads, call.e
+    tall, wide = tl.cdiv(rows, M), tl.cdiv(keys, N)
     pid = tl.program_id(0)
     many_n = 1 if ALL_J else wide
     many_m = 1 if ALL_I else tall
@@ -283,47 +260,41 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_
     m_first = (pid // many_n) % many_m
     h_first = (pid // many_n // many_m) % many_h
     b_first = pid // many_n // many_m // many_h
-    seed = seed_of(SEED, VIEW)
+    seed = seed_of(arrays, VIEW)
     acc = tl.zeros([M, N], tl.float32)
     nothing = (pid * 0).to(tl.int64)
     for b in range(b_first, batches if ALL_B else b_first + 1):
-        at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
         for h in range(h_first, heads if ALL_H else h_first + 1):
             head = b * heads + h
             far_b, far_h = nothing + b, nothing + h
-            queries, shared = matrix_of(Q, far_b, far_h, qb, qh, qi, rows, d), far_h // groups
-            keys_, values = (
-                matrix_of(K, far_b, shared, kb, kh, ki_, keys, d),
-                matrix_of(V, far_b, shared, vb, vh, vi, keys, e),
-            )
-            terms = terms_of(BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, far_b, far_h, head, scale, cap,
-                             VIEW)  # fmt: skip
+            factor = units(call.scale, VIEW)[1]
+            own = head_of(arrays, call, far_b, far_h, factor, VIEW)
             first_row = (nothing + head) * rows
             pulls = Matrix(G + first_row * e, e, rows, e)
             for m in range(m_first, tall if ALL_I else m_first + 1):
                 i0 = m * M
                 i = i0 + tl.arange(0, M)[:, None]
-                c = level(parameter(PARAM + far_b * pb + far_h * ph, i, pl, param, rows, FORM), FORM)
-                EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32
+                c = level(parameter(arrays, call, far_b, far_h, i, FORM), FORM)
+                EXACT: tl.constexpr = arrays.q.dtype.element_ty == tl.float32
+                slope = slope_of(c, call.scale, VIEW)
                 top, row, anchor, rest = recalled(
-                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, FORM, EXACT
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, slope, FORM, EXACT
                 )
-                low, high = seen(i0, at, M, VIEW)
+                low, high = seen(i0, own.at, M, VIEW)
                 for n in range(n_first, wide if ALL_J else n_first + 1):
                     j0 = n * N
                     live = (j0 < high) & (j0 + N > low)
                     if FORM.LINK != "softmax":
                         bit = n // coarse
-                        word = (nothing + head) * tl.cdiv(tl.cdiv(wide, coarse), 32) + bit // 32
-                        live = live & (((tl.load(FLAGS + word * tall + m) >> (bit % 32)) & 1) != 0)
+                        flags = flags_of(FLAGS, call, nothing + head, coarse, M, N) + (bit // 32) * tall + m
+                        live = live & (((tl.load(flags) >> (bit % 32)) & 1) != 0)
                     if live:
-                        j, _, x, _ = score_tile(
-                            load_block(queries, i0, M, D), queries, keys_, n, i, i0, at, terms, M, N, D, VIEW
-                        )
+                        q = load_block(own.q, i0, M, D)
+                        j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
                         _, s = shares(x, top, row, FORM)
-                        g_out, v = load_block(pulls, i0, M, E), load_block(values, j0, N, E)
+                        g_out, v = load_block(pulls, i0, M, E), load_block(own.v, j0, N, E)
                         g = tl.dot(g_out, tl.trans(v), input_precision="ieee")
-                        g = dropped(g, i, j, head, seed, drop, VIEW)
+                        g = dropped(g, i, j, head, seed, call.drop, VIEW)
                         pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
                         if ALL_I:
                             pull = tl.sum(pull, 0, keep_dims=True)
@@ -332,6 +303,7 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_
                         acc += pull
     i = (0 if ALL_I else m_first * M) + tl.arange(0, M)[:, None]
     j = (0 if ALL_J else n_first * N) + tl.arange(0, N)[None, :]
-    to = DB + b_first.to(tl.int64) * db + h_first.to(tl.int64) * dh + i.to(tl.int64) * di + j.to(tl.int64) * dj
+    to = DB + b_first.to(tl.int64) * into.b + h_first.to(tl.int64) * into.h
+    to += i.to(tl.int64) * into.i + j.to(tl.int64) * into.j
     mask = (i < (1 if ALL_I else rows)) & (j < (1 if ALL_J else keys))
     tl.store(to, acc.to(DB.dtype.element_ty), mask=mask)

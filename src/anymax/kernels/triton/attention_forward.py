@@ -1,9 +1,10 @@
 """Attention forward: the threshold of each query from blocks of keys, then the output, without the matrix of scores.
 
-A dense pass keeps the maximum of each lane, and the root of these maxima bounds the threshold. It lists the blocks with a score above the
-current bound, and skips the product of a block whose centre and radius show that it has none. It begins at the diagonal, where most models
-have high scores. Newton steps and the output pass run over the list, which each pass shortens. Softmax needs one pass, with a running
-maximum.
+A dense pass keeps the three highest scores of each lane, two columns of the blocks, and the root of these scores bounds the threshold. It
+lists the blocks with a score above the current bound, and skips the product of a block whose centre and radius show that it has none. It
+begins at the diagonal, where most models have high scores. Newton steps and the output pass run over the list, which each pass shortens.
+Where the third scores have next to no probability, a fourth has none, so the output pass begins at once, and its sums say whether the
+threshold was right. Softmax needs one pass, with a running maximum.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -14,32 +15,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .attention_operands import block_of, flags_of, head_of, load_block, matrix_of, once_more, seed_of, sink_of
+from .attention_threshold import asked, first_guess, improved, lanes_reach, noticed, with_sink
 from .attention_tile import (
     added,
     constants,
     dropped,
     fall,
-    load_block,
-    matrix_of,
-    once_more,
-    parameter,
     risen,
     row_max,
     row_sum,
     score_tile,
-    seed_of,
     seen,
     settled,
     shares,
-    sink_of,
-    terms_of,
+    slope_of,
     units,
     whole_blocks,
-    window_of,
 )
 from .tile import any_of
 
 NEAR = tl.constexpr(4)  # blocks next to the diagonal, which give the first bound
+SURE = tl.constexpr(0.06)  # the most probability of third scores with which the threshold of the lanes is tried
 
 
 @triton.jit
@@ -49,77 +46,9 @@ def outwards(t, begin, mid):
 
 
 @triton.jit
-def with_sink(s0, s1, extra, top, row, FORM: tl.constexpr):
-    value, rate = shares(extra, top, row, FORM)
-    return s0 + value, s1 + rate
-
-
-@triton.jit
-def two_powers(u, c, FORM: tl.constexpr):
-    """(u^r, u^(r-1)) with r = 1 / c, 0 for u = 0."""
-    if FORM.LINK == "root":
-        inside = u > 0.0
-        log_u = tl.log2(tl.where(inside, u, 1.0))
-        r = 1.0 / c.to(tl.float32)
-        return tl.where(inside, tl.exp2(r * log_u), 0.0), tl.where(inside, tl.exp2((r - 1.0) * log_u), 0.0)
-    else:
-        rate = tl.where(u > 0.0, 1.0, 0.0)
-        for _ in tl.static_range(FORM.P - 1):
-            rate = rate * u
-        return rate * u, rate
-
-
-@triton.jit
-def lanes_bound(lanes, extra, top, c, FORM: tl.constexpr, VIEW: tl.constexpr):
-    """z of a lower bound of the threshold: four Newton steps on the lane maxima, whose sum is at most that of all keys."""
-    if FORM.LINK == "power" or FORM.LINK == "root":
-        z = tl.full(top.shape, 1.0, tl.float32)  # the maximum alone has probability 1
-        slope = c.to(tl.float32)
-        gap, more = (lanes - top) * slope, (extra - top) * slope
-        for _ in range(4):
-            value, rate = two_powers(tl.maximum(gap + z, 0.0), c, FORM)
-            s0, s1 = row_sum(value), row_sum(rate)
-            if VIEW.SINK:
-                value, rate = two_powers(tl.maximum(more + z, 0.0), c, FORM)
-                s0 += value
-                s1 += rate
-            z -= fall(s0, s1, c, FORM)
-    else:
-        z = top.to(tl.float64) * 0.0 + 1.0
-        for _ in range(4):
-            row = constants(top, z, c, FORM)
-            value, rate = shares(lanes, top, row, FORM)
-            s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
-            if VIEW.SINK:
-                s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
-            z = tl.where(c > 1.0, z, z - fall(s0, s1, c, FORM).to(tl.float64))
-    return z
-
-
-@triton.jit
-def lanes_reach(lanes, extra, top, bound, c, FORM: tl.constexpr, VIEW: tl.constexpr):
-    """`bound`, raised by the current lane maxima; no score of a row below it is in the support."""
-    safe = tl.where(top > float("-inf"), top, 0.0)
-    z = lanes_bound(lanes, extra, safe, c, FORM, VIEW)
-    if FORM.LINK == "power":
-        below = safe - z * FORM.P
-    elif FORM.LINK == "root":
-        below = safe - z / c.to(tl.float32)
-    else:
-        below = (safe - z / c).to(tl.float32)
-    below -= 2e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
-    sure = (c > 0.0) & (c <= 1.0) & (top > float("-inf"))
-    return tl.where(sure, tl.maximum(bound, below), bound)
-
-
-@triton.jit
-def noticed(x, lanes, lowest, number, FORM: tl.constexpr):
-    """The lane maxima, and for a budget the lowest score and the number of scores, after a tile."""
-    if FORM.LINK == "budget":
-        here = x > float("-inf")
-        lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
-        number += row_sum(tl.where(here, 1.0, 0.0))
-    return tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL), lowest, number
+def by_rows(v, M: tl.constexpr):
+    """v [M, 1] of another layout. A thread then reads each row once; as a matrix it would read a row again for each column that it has."""
+    return tl.expand_dims(tl.reshape(v, [M]), 1)
 
 
 @triton.jit
@@ -150,122 +79,76 @@ def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, c
 
 
 @triton.jit
-def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.constexpr, D: tl.constexpr):
+def attention_centres(arrays, call, CENTRES, RADII, N: tl.constexpr, D: tl.constexpr):
     """The centre of each block of keys, in the dtype of keys, and the largest distance of its keys, plus a margin for rounding."""
-    wide = tl.cdiv(keys, N)
+    wide, shared = tl.cdiv(call.keys, N), call.heads // call.groups
     n = tl.program_id(0) % wide
     own = tl.program_id(0) // wide
     j0 = n * N
-    inside = (j0 + tl.arange(0, N)[:, None]) < keys
-    k = load_block(matrix_of(K, own // shared, own % shared, kb, kh, ki_, keys, d), j0, N, D).to(tl.float32)
-    centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
+    inside = (j0 + tl.arange(0, N)[:, None]) < call.keys
+    keys = matrix_of(arrays.k, call.steps.k, own // shared, own % shared, call.keys, call.d)
+    k = load_block(keys, j0, N, D).to(tl.float32)
+    centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, call.keys - j0)).to(CENTRES.dtype.element_ty)
     from_centre = tl.where(inside, k - centre.to(tl.float32), 0.0)
     radius = tl.sqrt(row_sum(from_centre * from_centre))
     radius = tl.max(tl.where(radius == radius, radius, float("inf")))
     size = tl.sqrt(tl.sum(centre.to(tl.float32) * centre.to(tl.float32)))
     at = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, D)[None, :]
-    tl.store(CENTRES + at * d + cols, centre, mask=cols < d)
+    tl.store(CENTRES + at * call.d + cols, centre, mask=cols < call.d)
     tl.store(RADII + at, radius + 1e-4 * (radius + size))
 
 
 @triton.jit
-def asked(PARAM, i, pl, param, count, FORM: tl.constexpr):
-    """(alpha - 1, the sum of the probabilities, whether the parameter is invalid) of each row."""
-    c = parameter(PARAM, i, pl, param, count, FORM)
-    mass = tl.zeros_like(c) + 1.0
-    unsound = c != c
-    if FORM.LINK == "budget":
-        mass = c
-        unsound = unsound | (c <= 0.0)
-    elif FORM.LINK == "mixed" or FORM.LINK == "any":
-        unsound = unsound | (c <= -1.0)
-        c = tl.where(unsound, 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))  # for alpha = 1 this changes p by 1e-8
-    return c, mass, unsound
+def output_of(q, own, i, i0, row, top, extra, mine, live, over, begin, longest, flags, tall, coarse, head, seed, drop,
+              FORM: tl.constexpr, VIEW: tl.constexpr, SAVE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+              E: tl.constexpr, RATE: tl.constexpr):  # fmt: skip
+    """(the sum of p v, the sums of p and of its rates, the new end of the list) of the `live` blocks of the list."""
+    s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
+    acc = tl.zeros([M, E], tl.float32)
+    if VIEW.SINK:
+        s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
+    kept = 0 if SAVE else live
+    for begin_32 in range(0, live, 32):
+        size = tl.minimum(32, live - begin_32)
+        bits = tl.zeros([M, 1], tl.int32)
+        for t in range(size):
+            n = list_entry(mine, begin_32 + t, live, over, begin)
+            j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
+            value, rate = shares(x, top, row, FORM)
+            sum_value = row_sum(value)
+            s0, lost = added(s0, lost, sum_value)
+            s1 += row_sum(rate).to(RATE)
+            bits |= tl.where(sum_value > 0.0, tl.full([M, 1], 1, tl.int32) << t, 0)
+            value = dropped(value, i, j, head, seed, drop, VIEW)
+            v = load_block(own.v, n * N, N, E)
+            acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
+        if SAVE:
+            kept = shortened(mine, begin_32, kept, size, bits, over, begin, longest, flags, tall, coarse, True)
+    return acc, s0.to(tl.float64) + lost, s1, kept
 
 
 @triton.jit
-def first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM: tl.constexpr, VIEW: tl.constexpr):
-    """(z, low, high, width, mass, c, unfinished), the start of `improved`."""
-    if FORM.LINK == "budget":  # tau is between the lowest score minus 1 and the maximum
-        full = number <= mass
-        high = tl.where(alive & (number > 0.0), (top.to(tl.float64) - lowest) + 2.0, 1.0)
-        z = tl.where(full, high, tl.minimum(high, 1.0))
-        none = tl.zeros_like(c)
-        return z, none, high, high, tl.where(full, number, mass), none + 1.0, alive & (full == 0)
-    else:
-        z = lanes_bound(lanes, extra, top, c, FORM, VIEW).to(tl.float64)
-        return z, tl.zeros_like(c), z, z, mass, c, alive
-
-
-@triton.jit
-def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, FORM: tl.constexpr):
-    """(z, low, high, width, unfinished) from the sums at z: a Newton step on the r-norm where that is convex, else a step within brackets.
-    `size`: the number of scores in the support at z."""
-    excess = s0 - mass
-    go = alive & (tl.abs(excess) > enough * mass)
-    if FORM.LINK == "power" and FORM.P == 2:
-        # if the support stays the same, sum (u - step)^2 = 1 is a quadratic in step; else the solution is between its root and Newton's
-        over, rate = excess.to(tl.float32), s1.to(tl.float32)
-        under = rate * rate - size * over
-        exact = (rate > 0.0) & (under >= 0.0)
-        step = fall(s0, s1, c, FORM)
-        root = tl.where(exact, over / tl.where(exact, rate + tl.sqrt(tl.where(exact, under, 0.0)), 1.0), step)
-        go = go & ((exact == 0) | ((root - step) * (2.0 * rate) > 10.0 * enough * enough))
-        return tl.where(alive, z - tl.where(go, step, root).to(tl.float64), z), low, high, width, go
-    elif FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root":
-        return tl.where(alive, z - fall(s0, s1, c, FORM).to(tl.float64), z), low, high, width, go
-    else:
-        high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
-        low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
-        rate = s1 if FORM.LINK == "budget" else s1 / c
-        target = z - excess / tl.where(rate > 0.0, rate, 1.0)
-        good = (rate > 0.0) & (target > low) & (target < high) & (2.0 * tl.abs(target - z) <= width)
-        target = tl.where(good, target, 0.5 * (low + high))
-        if FORM.LINK == "mixed":
-            steep = c > 1.0
-            go = go & ((steep == 0) | (high - low > 1e-15 * high))
-            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, FORM).to(tl.float64))
-        else:
-            go = go & (high - low > 1e-15 * high)
-            target = tl.where(go, target, z)
-        width = tl.where(go, tl.abs(target - z), width)
-        return tl.where(alive, target, z), low, high, width, go
-
-
-@triton.jit
-def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                      heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, longest, coarse,
+def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, enough, close, longest, coarse,
                       FORM: tl.constexpr, VIEW: tl.constexpr, SAVE: tl.constexpr, SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
-    lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
-    `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
-    blocks of keys."""
-    tall = tl.cdiv(rows, M)
-    wide = tl.cdiv(keys, N)
-    m = tall - 1 - tl.program_id(0) % tall  # under a causal mask, queries with the most keys come first
-    head = tl.program_id(0) // tall
-    b, h = head // heads, head % heads
+    """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query, for `constants`. LISTS [., blocks of queries,
+    longest + 32] lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of
+    more than `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
+    blocks of keys. `enough`: the error of a sum with which a Newton step is the last; `close`: that with which none is needed."""
+    tall, wide = tl.cdiv(call.rows, M), tl.cdiv(call.keys, N)
+    m, b, h, head = block_of(call, M)
     i0 = m * M
     i = i0 + tl.arange(0, M)[:, None]
-    unit, factor = units(scale, VIEW)
-    queries = matrix_of(Q, b, h, qb, qh, qi, rows, d)
-    keys_, values = (
-        matrix_of(K, b, h // groups, kb, kh, ki_, keys, d),
-        matrix_of(V, b, h // groups, vb, vh, vi, keys, e),
-    )
-    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
-    terms = terms_of(
-        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, factor, cap, VIEW
-    )
+    unit, factor = units(call.scale, VIEW)
+    own = head_of(arrays, call, b, h, factor, VIEW)
+    at = own.at
     low, high = seen(i0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    extra = sink_of(HEADS, head, i < at.count, VIEW)
-    seed = seed_of(SEED, VIEW)
-    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM)
-    q = load_block(queries, i0, M, D)
+    extra = sink_of(arrays, head, i < at.count, VIEW)
+    seed = seed_of(arrays, VIEW)
+    c, mass, unsound = asked(arrays, call, b, h, i, FORM)
+    q = load_block(own.q, i0, M, D)
     acc = tl.zeros([M, E], tl.float32)
     end = tl.maximum(begin, end)
     first, last = whole_blocks(i0, at, begin, end, M, N, VIEW)
@@ -277,24 +160,26 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             steps = last - first if sweep == 0 else (first - begin) + (end - last)
             for t in range(steps):
                 n = first + t if sweep == 0 else tl.where(t < first - begin, begin + t, last + t - (first - begin))
-                j, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, sweep == 0)
+                j, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW, sweep == 0)
                 p, fade, top, level, s0, lost = risen(x, top, level, s0, lost, unit)
-                p = dropped(p, i, j, head, seed, drop, VIEW)
-                v = load_block(values, n * N, N, E, sweep == 0)
+                p = dropped(p, i, j, head, seed, call.drop, VIEW)
+                v = load_block(own.v, n * N, N, E, sweep == 0)
                 acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
-        top, s0 = settled(top, level, s0, lost, unit, scale, VIEW)
+        top, total = settled(top, level, s0, lost, unit, call.scale, VIEW)
         # a whole block masks no query, so those that do not exist have sums too
         there = i < at.count
-        alive, bad = there & (top > float("-inf")), there & ((s0 != s0) | (s0 == float("inf")))
-        top, s0, acc = tl.where(alive, top, 0.0), tl.where(there, s0, 0.0), tl.where(there, acc, 0.0)
-        z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
+        alive, bad = there & (top > float("-inf")), there & ((total != total) | (total == float("inf")))
+        top, total, acc = tl.where(alive, top, 0.0), tl.where(there, total, 0.0), tl.where(there, acc, 0.0)
+        z = tl.where(bad, float("nan"), tl.log(tl.where(total > 0.0, total, 1.0)))
     else:
         mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
-        lanes = tl.full([M, N], float("-inf"), tl.float32)
+        slope = slope_of(c, call.scale, VIEW)
+        first_of = tl.full([M, N // 2], float("-inf"), tl.float32)
+        second_of, third_of = first_of, first_of
         top = extra
         bound = tl.where(i < at.count, float("-inf"), float("inf"))
         # scores so far below the maximum are never in the support
-        reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
+        reach = tl.where(c > 0.0, 1.0 / slope, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
         number = tl.zeros([M, 1], tl.float32)
         if FORM.LINK == "budget":
@@ -308,31 +193,34 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid))
             )
             tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
-            _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
-            lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
-        top = tl.maximum(top, row_max(lanes))
+            _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
+            first_of, second_of, third_of, lowest, number, _ = noticed(
+                x, first_of, second_of, third_of, lowest, number, M, N, FORM
+            )
+        top = tl.maximum(top, row_max(first_of))
         if FORM.LINK != "budget":
-            bound = tl.maximum(bound, top - reach)
-            bound = lanes_reach(lanes, extra, top, bound, c, FORM, VIEW)
+            bound = lanes_reach((first_of, second_of), extra, top, bound, reach, c, slope, FORM, VIEW)
         wanted = tl.arange(0, 32)
         bit = tl.full([M, 1], 1, tl.int32)
         size_q = tl.zeros([M, 1], tl.float32)
         if SKIP:
-            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(scale) * 1.0001)
+            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * 1.0001
+            if not VIEW.FOLD:
+                size_q *= tl.abs(factor)
         for begin_32 in range(NEAR, last - first, 32):
             size = tl.minimum(32, last - first - begin_32)
             places = outwards(begin_32 + wanted, first, mid)
             new = mine + tl.minimum(live, longest)
             if SKIP:
                 # no key of a block scores higher than its centre would if moved by the radius in the direction of q
-                own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
+                shared = b * (call.heads // call.groups) + h // call.groups
+                at_places = shared.to(tl.int64) * wide + places
                 cols = tl.arange(0, D)[None, :]
-                centre = tl.load(
-                    CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
-                )
-                radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
-                q_now = once_more(q, queries, i0, size > 0, M, D)
-                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
+                some = (wanted[:, None] < size) & (cols < call.d)
+                centre = tl.load(CENTRES + at_places[:, None] * call.d + cols, mask=some, other=0.0)
+                radius = tl.load(RADII + at_places, mask=wanted < size, other=0.0)
+                q_now = once_more(q, own.q, i0, size > 0, M, D)
+                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * factor + size_q * radius[None, :]
                 may = tl.max(tl.where(peak < bound, 0, 1), 0)
                 may = tl.where(wanted < size, may, 0)
                 tl.store(new + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
@@ -341,39 +229,69 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 tl.store(new + wanted, places.to(LISTS.dtype.element_ty), mask=wanted < size)
             tl.debug_barrier()
             bits = tl.zeros([M, 1], tl.int32)
+            # an entry is read one block ahead: its load then precedes the products, and the keys of the next block do not wait for it
+            following = tl.load(new).to(tl.int32)
             for t in range(size):
-                n = tl.load(new + t).to(tl.int32)
-                _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW, True)
-                lanes, lowest, number = noticed(x, lanes, lowest, number, FORM)
+                n = following
+                following = tl.load(new + tl.minimum(t + 1, size - 1)).to(tl.int32)
+                _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW, True)
+                first_of, second_of, third_of, lowest, number, peak_of = noticed(
+                    x, first_of, second_of, third_of, lowest, number, M, N, FORM
+                )
                 if FORM.LINK == "budget":
                     bits |= bit << t
                 else:
-                    bits |= tl.where(row_max(x) < bound, 0, bit << t)
+                    bits |= tl.where(peak_of < bound, 0, bit << t)
             now = shortened(
                 mine, tl.minimum(live, longest), live, size, bits, size < 0, 0, longest, FLAGS, tall, coarse, False
             )
             if FORM.LINK != "budget":  # noqa: SIM102
                 if now > live:
-                    top = tl.maximum(top, row_max(lanes))
-                    bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, FORM, VIEW)
+                    top = tl.maximum(top, row_max(first_of))
+                    bound = lanes_reach((first_of, second_of), extra, top, bound, reach, c, slope, FORM, VIEW)
             live = now
-        top = tl.maximum(top, row_max(lanes))
+        top = tl.maximum(top, row_max(first_of))
         over = live > longest
-        bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
+        bad = row_max((((first_of == first_of) & (first_of < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
         alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < at.count)
         top = tl.where(alive, top, 0.0)
-        lanes = tl.where(alive, lanes, float("-inf"))
+        first_of = tl.where(alive, first_of, float("-inf"))
         extra = tl.where(alive, extra, float("-inf"))
         number = number.to(tl.float64)
+        TRIED: tl.constexpr = FORM.LINK == "power" or FORM.LINK == "root"
+        lanes = (first_of, second_of, third_of) if TRIED else (first_of, second_of)
         z, floor, ceiling, width, mass, c, go = first_guess(
-            lanes, extra, top, lowest, number, mass, c, alive, FORM, VIEW
+            lanes, extra, top, lowest, number, mass, c, slope, alive, FORM, VIEW, 8 if TRIED else 4
         )
+        if TRIED:
+            last_of, _last_rate = shares(third_of, top, constants(top, z, c, slope, FORM), FORM)
+            go = go & any_of(go & (row_sum(last_of) > SURE))
+        top, z, alive, bad, go = by_rows(top, M), by_rows(z, M), by_rows(alive, M), by_rows(bad, M), by_rows(go, M)
         RATE: tl.constexpr = tl.float64 if FORM.LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]  # above alpha = 2 rates have no bound
+        flags = flags_of(FLAGS, call, head, coarse, M, N) + m
+        due = begin == begin  # the output is to be computed
+        total, rates = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], RATE)
+        if TRIED:
+            due = any_of(go)
+            if due == 0:
+                tl.debug_barrier()  # the list is complete
+                acc, total, rates, live = output_of(q, own, i, i0, constants(top, z, c, slope, FORM), top, extra, mine,
+                                              tl.where(over, end - begin, live), over, begin, longest, flags, tall, coarse, head, seed,
+                                              call.drop, FORM, VIEW, SAVE, M, N, D, E, RATE)  # fmt: skip
+                short = alive & (tl.abs(total - mass) > close)
+                over = live > longest
+                due = any_of(short)
+                if due:
+                    z = tl.where(short, z - fall(total, rates, c, FORM).to(tl.float64), z)
+                    go = short & (total - mass > enough)
+                    if SAVE:
+                        for word in range(tl.cdiv(tl.cdiv(wide, coarse), 32)):
+                            tl.store(flags + tall.to(tl.int64) * word, 0)
         turn = 0
         while any_of(go) & (turn < 80):
             tl.debug_barrier()  # the list of the previous pass is complete
-            row = constants(top, z, c, FORM)
+            row = constants(top, z, c, slope, FORM)
             s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
             supported = tl.zeros([M, 1], tl.float32)
             if VIEW.SINK:
@@ -384,18 +302,17 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             for begin_32 in range(0, were, 32):
                 size = tl.minimum(32, were - begin_32)
                 bits = tl.zeros([M, 1], tl.int32)
-                # an entry is read one block ahead: its load then precedes the products, and the keys of the next block do not wait for it
                 following = list_entry(mine, begin_32, were, over, begin)
                 for t in range(size):
                     n = following
                     following = list_entry(mine, begin_32 + t + 1, were, over, begin)
-                    _, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
+                    _, _, x, _ = score_tile(q, own, n, i, i0, M, N, D, VIEW)
                     value, rate = shares(x, top, row, FORM)
                     sum_value = row_sum(value)
                     s0, lost = added(s0, lost, sum_value)
                     s1 += row_sum(rate).to(RATE)
                     if FORM.LINK == "power" and FORM.P == 2:
-                        supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
+                        supported += row_sum(tl.minimum(rate * 1e30, 1.0))
                     bits |= tl.where(sum_value > 0.0, bit << t, 0)
                 if (
                     FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root"
@@ -409,44 +326,23 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, FORM
             )
             turn += 1
-        tl.debug_barrier()
-        row = constants(top, z, c, FORM)
-        s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
-        if VIEW.SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, FORM)
-        were = tl.where(over, end - begin, live)
-        live = 0
-        flags = FLAGS + head.to(tl.int64) * (tl.cdiv(tl.cdiv(wide, coarse), 32) * tall) + m
-        for begin_32 in range(0, were, 32):
-            size = tl.minimum(32, were - begin_32)
-            bits = tl.zeros([M, 1], tl.int32)
-            for t in range(size):
-                n = list_entry(mine, begin_32 + t, were, over, begin)
-                j, _, x, _ = score_tile(q, queries, keys_, n, i, i0, at, terms, M, N, D, VIEW)
-                value, rate = shares(x, top, row, FORM)
-                sum_value = row_sum(value)
-                s0, lost = added(s0, lost, sum_value)
-                s1 += row_sum(rate).to(RATE)
-                bits |= tl.where(sum_value > 0.0, bit << t, 0)
-                value = dropped(value, i, j, head, seed, drop, VIEW)
-                v = load_block(values, n * N, N, E)
-                acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
-            if SAVE:
-                live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
-        s0 = s0.to(tl.float64) + lost
+        if due:
+            tl.debug_barrier()
+            acc, total, rates, live = output_of(q, own, i, i0, constants(top, z, c, slope, FORM), top, extra, mine,
+                                          tl.where(over, end - begin, live), over, begin, longest, flags, tall, coarse, head, seed,
+                                          call.drop, FORM, VIEW, SAVE, M, N, D, E, RATE)  # fmt: skip
         # one more Newton step takes the remaining error of the sum into the level
-        left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
-        z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)
+        left_over = (total - mass) / tl.where(rates > 0.0, rates, 1.0) * c
+        z = tl.where(alive & (rates > 0.0) & (c <= 1.0) & (tl.abs(total - mass) < 0.01), z - left_over, z)
         bad = (bad | unsound) & (i < at.count)
         z = tl.where(bad, float("nan"), z)
         if SAVE:
             tl.store(COUNTS + head.to(tl.int64) * tall + m, live)
-    norm = tl.where(s0 > 0.0, mass / tl.where(s0 > 0.0, s0, 1.0), 0.0).to(tl.float32)
+    norm = tl.where(total > 0.0, mass / tl.where(total > 0.0, total, 1.0), 0.0).to(tl.float32)
     out = tl.where(bad, float("nan"), acc * norm)
     cols = tl.arange(0, E)[None, :]
-    to = OUT + (head.to(tl.int64) * rows + i) * e + cols
-    tl.store(to, out.to(OUT.dtype.element_ty), mask=(i < rows) & (cols < e))
+    row_at = head.to(tl.int64) * call.rows + i
+    tl.store(OUT + row_at * call.e + cols, out.to(OUT.dtype.element_ty), mask=(i < call.rows) & (cols < call.e))
     if SAVE:
-        state = STATE + (head.to(tl.int64) * rows + i) * 2
-        tl.store(state, top.to(tl.float64), mask=i < rows)
-        tl.store(state + 1, z, mask=i < rows)
+        tl.store(STATE + row_at * 2, top.to(tl.float64), mask=i < call.rows)
+        tl.store(STATE + row_at * 2 + 1, z, mask=i < call.rows)

@@ -14,26 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_forward import asked, first_guess, improved, with_sink
-from .attention_tile import (
-    added,
-    constants,
-    dropped,
-    load_block,
-    matrix_of,
-    risen,
-    row_max,
-    row_sum,
-    scores,
-    seed_of,
-    seen,
-    settled,
-    shares,
-    sink_of,
-    terms_of,
-    units,
-    window_of,
-)
+from .attention_operands import load_block, matrix_of, seed_of, sink_of, terms_of, window_of
+from .attention_threshold import asked, first_guess, improved, with_sink
+from .attention_tile import added, constants, dropped, risen, row_max, row_sum, scores, seen, settled, shares, units
 from .tile import any_of
 
 # the results of `attention_solve` for a query, in fp64: the threshold as (top, z), alpha - 1, the sum of the probabilities, the sink's part
@@ -44,46 +27,43 @@ NOTHING, FINE, BAD = (tl.constexpr(float(n)) for n in range(3))
 
 
 @triton.jit
-def packed(pid, parts, heads, groups, rows, M: tl.constexpr):
+def packed(call, parts, M: tl.constexpr):
     """(part, batch, head of keys) of a program, (there, head, query) of each row of its tile, and its first query's index in the call."""
+    groups, rows = call.groups, call.rows
     tall = tl.cdiv(groups * rows, M)
-    part, own = pid % parts, pid // parts
+    part, own = tl.program_id(0) % parts, tl.program_id(0) // parts
     tile, own = own % tall, own // tall
-    shared = heads // groups
+    shared = call.heads // groups
     b, h_k = own // shared, own % shared
     r = tile * M + tl.arange(0, M)[:, None]
     there = r < groups * rows
     h = h_k * groups + tl.where(there, r // rows, 0)
     i = tl.where(there, r % rows, M)  # a row beyond the last query sees no key
-    return part, b, h_k, there, h, i, (b * heads + h_k * groups).to(tl.int64) * rows + tile * M
+    return part, b, h_k, there, h, i, (b * call.heads + h_k * groups).to(tl.int64) * rows + tile * M
 
 
 @triton.jit
-def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts,
-                    FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-                    E: tl.constexpr):  # fmt: skip
+def attention_parts(arrays, call, SCORES, TOPS, SUMS, PARTIAL, parts, FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr,
+                    N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program has every `parts`-th block of the keys of one head. Softmax writes the maximum and the sum to SUMS [queries, parts, 2],
     the output to PARTIAL [queries, parts, e]. Other maps write the scores to SCORES [queries, blocks, N] and the maximum of each block,
     or +inf if one is NaN, to TOPS [queries, blocks]; a budget writes the lowest score and the number of scores to SUMS."""
-    part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
-    head = b * heads + h
+    part, b, h_k, there, h, i, first_row = packed(call, parts, M)
+    head = b * call.heads + h
     at_row = first_row + tl.arange(0, M)[:, None]
-    keys_, values = matrix_of(K, b, h_k, kb, kh, ki_, keys, d), matrix_of(V, b, h_k, vb, vh, vi, keys, e)
-    unit, factor = units(scale, VIEW)
-    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
-    terms = terms_of(
-        BIAS_, bb, bh_, bi, bj, ADD_, ab, ah, ai, aj, KEEP_, mb, mh, mi, mj, HEADS, b, h, head, factor, cap, VIEW
-    )
-    wide = tl.cdiv(keys, N)
+    keys = matrix_of(arrays.k, call.steps.k, b, h_k, call.keys, call.d)
+    values = matrix_of(arrays.v, call.steps.v, b, h_k, call.keys, call.e)
+    unit, factor = units(call.scale, VIEW)
+    at = window_of(arrays, call, b, VIEW)
+    terms = terms_of(arrays, call, b, h, factor, VIEW)
+    wide = tl.cdiv(call.keys, N)
     i0 = part * 0
     low, high = seen(i0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    seed = seed_of(SEED, VIEW)
+    seed = seed_of(arrays, VIEW)
     cols = tl.arange(0, D)[None, :]
-    at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + i.to(tl.int64) * qi
-    q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
+    at_q = matrix_of(arrays.q, call.steps.q, b, h, call.rows, call.d).first + i.to(tl.int64) * call.steps.q.i
+    q = tl.load(at_q + cols, mask=there & (cols < call.d), other=0.0)
     acc = tl.zeros([M, E], tl.float32)
     extreme = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
     # the sum; for a budget the number of scores
@@ -94,11 +74,11 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     for n in range(begin + part, end, parts):
         j0 = n * N
         j = j0 + tl.arange(0, N)[None, :]
-        k = load_block(keys_, j0, N, D)
+        k = load_block(keys, j0, N, D)
         x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, terms, M, N, VIEW)
         if FORM.LINK == "softmax":
             p, fade, extreme, level, amount, lost = risen(x, extreme, level, amount, lost, unit)
-            p = dropped(p, i, j, head, seed, drop, VIEW)
+            p = dropped(p, i, j, head, seed, call.drop, VIEW)
             v = load_block(values, j0, N, E)
             acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
         else:
@@ -111,34 +91,33 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     at_part = at_row * parts + part
     whole = amount.to(tl.float64) + lost
     if FORM.LINK == "softmax":
-        extreme, whole = settled(extreme, level, amount, lost, unit, scale, VIEW)
+        extreme, whole = settled(extreme, level, amount, lost, unit, call.scale, VIEW)
     if FORM.LINK == "softmax" or FORM.LINK == "budget":
         tl.store(SUMS + at_part * 2, extreme.to(tl.float64), mask=there)
         tl.store(SUMS + at_part * 2 + 1, whole, mask=there)
     if FORM.LINK == "softmax":
         cols = tl.arange(0, E)[None, :]
-        tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))
+        tl.store(PARTIAL + at_part * call.e + cols, acc, mask=there & (cols < call.e))
 
 
 @triton.jit
-def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, heads, rows, keys, pb, ph, pl, offset, left, right, param,
-                    parts, enough, FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
-                    C: tl.constexpr):  # fmt: skip
+def attention_solve(arrays, call, SCORES, TOPS, SUMS, LISTS, STATE, parts, enough, FORM: tl.constexpr, VIEW: tl.constexpr,
+                    M: tl.constexpr, N: tl.constexpr, W: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """One program finds the threshold of one query, from the maxima of its blocks, W at a time, and the scores of the blocks that reach
     above it, C at a time."""
     query = tl.program_id(0)
-    head = query // rows
-    b, h = head // heads, head % heads
-    i = tl.zeros([1, 1], tl.int32) + query % rows
-    wide = tl.cdiv(keys, N)
+    head = query // call.rows
+    b, h = head // call.heads, head % call.heads
+    i = tl.zeros([1, 1], tl.int32) + query % call.rows
+    wide = tl.cdiv(call.keys, N)
     tops = TOPS + query.to(tl.int64) * wide
     mine = LISTS + query.to(tl.int64) * (tl.cdiv(wide, parts) * parts)
     at_scores = SCORES + query.to(tl.int64) * (wide * N)
-    at = window_of(RANGES, b, offset, rows, keys, left, right, VIEW)
+    at = window_of(arrays, call, b, VIEW)
     low, high = seen(query * 0, at, M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    extra = sink_of(HEADS, head, i < at.count, VIEW)
-    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, FORM)
+    extra = sink_of(arrays, head, i < at.count, VIEW)
+    c, mass, unsound = asked(arrays, call, b, h, i, FORM)
     lanes = tl.full([1, W], float("-inf"), tl.float32)
     for first in range(begin, end, W):
         n = first + tl.arange(0, W)[None, :]
@@ -159,13 +138,15 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             least = tl.load(sums, mask=part < parts, other=float("inf")).to(tl.float32)
             lowest = tl.minimum(lowest, tl.min(least, 1, keep_dims=True))
             number += row_sum(tl.load(sums + 1, mask=part < parts, other=0.0))
-    z, floor, ceiling, width, mass, c, go = first_guess(lanes, extra, top, lowest, number, mass, c, alive, FORM, VIEW)
+    z, floor, ceiling, width, mass, c, go = first_guess(
+        (lanes,), extra, top, lowest, number, mass, c, c, alive, FORM, VIEW, 4
+    )
     RATE: tl.constexpr = tl.float64 if FORM.LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]
     turn = 0
     while any_of(go) & (turn < 80):
         # (in Triton 3.4, a name within a loop can't have two shapes)
         tl.debug_barrier()  # the list of the previous turn has been read
-        row = constants(top, z, c, FORM)
+        row = constants(top, z, c, c, FORM)
         live = 0
         for first in range(begin, end, W):
             n = first + tl.arange(0, W)[None, :]
@@ -195,7 +176,7 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
         turn += 1
     spare = tl.zeros([1, 1], tl.float64)
     if VIEW.SINK:
-        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, FORM), FORM)
+        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, c, FORM), FORM)
     state = STATE + query.to(tl.int64) * SOLVED + tl.zeros([1, 1], tl.int32)
     tl.store(state + TOP, top.to(tl.float64))
     tl.store(state + LEVEL, z)
@@ -207,27 +188,26 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
 
 
 @triton.jit
-def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED, heads, groups, rows, keys, e, vb, vh, vi, offset, left,
-                     right, drop, parts, FORM: tl.constexpr, VIEW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
-                     W: tl.constexpr):  # fmt: skip
+def attention_values(arrays, call, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, parts, FORM: tl.constexpr, VIEW: tl.constexpr,
+                     M: tl.constexpr, N: tl.constexpr, E: tl.constexpr, W: tl.constexpr):  # fmt: skip
     """One program computes the output from the blocks of its part in which some query of the tile has a probability. SUMS takes the sum of
     the probabilities, and whether there are any."""
-    part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
-    head = b * heads + h
+    part, b, h_k, there, h, i, first_row = packed(call, parts, M)
+    head = b * call.heads + h
     at_row = first_row + tl.arange(0, M)[:, None]
-    wide = tl.cdiv(keys, N)
+    wide = tl.cdiv(call.keys, N)
     each = tl.cdiv(wide, parts)
     mine = LISTS + first_row * (each * parts) + part * each
-    values = matrix_of(V, b, h_k, vb, vh, vi, keys, e)
-    low, high = seen(part * 0, window_of(RANGES, b, offset, rows, keys, left, right, VIEW), M, VIEW)
+    values = matrix_of(arrays.v, call.steps.v, b, h_k, call.keys, call.e)
+    low, high = seen(part * 0, window_of(arrays, call, b, VIEW), M, VIEW)
     begin, end = low // N, tl.cdiv(high, N)
-    seed = seed_of(SEED, VIEW)
+    seed = seed_of(arrays, VIEW)
     state = STATE + at_row * SOLVED
     top = tl.load(state + TOP, mask=there, other=0.0).to(tl.float32)
     z = tl.load(state + LEVEL, mask=there, other=1.0)
     c = tl.load(state + POWER, mask=there, other=1.0)
     alive = tl.load(state + STANDS, mask=there, other=0.0) == FINE
-    row = constants(top, z, c, FORM)
+    row = constants(top, z, c, c, FORM)
     live = 0
     for first in range(begin + part, end, parts * W):
         n = first + parts * tl.arange(0, W)[None, :]
@@ -246,7 +226,7 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
         value, _ = shares(x, top, row, FORM)
         value = tl.where(alive, value, 0.0)
         s0, lost = added(s0, lost, row_sum(value))
-        value = dropped(value, i, j, head, seed, drop, VIEW)
+        value = dropped(value, i, j, head, seed, call.drop, VIEW)
         v = load_block(values, j0, N, E)
         acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
     at_part = at_row * parts + part
@@ -254,23 +234,23 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
     tl.store(SUMS + at_part * 2 + 1, tl.where(alive & (live > 0), 1.0, 0.0).to(tl.float64), mask=there)
     if live > 0:
         cols = tl.arange(0, E)[None, :]
-        tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))
+        tl.store(PARTIAL + at_part * call.e + cols, acc, mask=there & (cols < call.e))
 
 
 @triton.jit
-def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys, e, parts, offset,
-                    FORM: tl.constexpr, VIEW: tl.constexpr, E: tl.constexpr, C: tl.constexpr):  # fmt: skip
+def attention_merge(arrays, call, SUMS, STATE, PARTIAL, OUT, parts, FORM: tl.constexpr, VIEW: tl.constexpr, E: tl.constexpr,
+                    C: tl.constexpr):  # fmt: skip
     """One program computes the output of one query, C parts at a time."""
-    query = tl.program_id(0)
-    head = query // rows
+    query, e = tl.program_id(0), call.e
+    head = query // call.rows
     cols = tl.arange(0, E)[None, :]
     at_sums = SUMS + query.to(tl.int64) * parts * 2
     at_partial = PARTIAL + query.to(tl.int64) * parts * e
     acc = tl.zeros([C, E], tl.float32)
     s0 = tl.zeros([C, 1], tl.float64)
     if FORM.LINK == "softmax":
-        at = window_of(RANGES, head // heads, offset, rows, keys, 0, 0, VIEW)
-        top = sink_of(HEADS, head, tl.zeros([1, 1], tl.int32) + query % rows < at.count, VIEW)
+        at = window_of(arrays, call, head // call.heads, VIEW)
+        top = sink_of(arrays, head, tl.zeros([1, 1], tl.int32) + query % call.rows < at.count, VIEW)
         extra = top
         for first in range(0, parts, C):
             part = first + tl.arange(0, C)[:, None]

@@ -9,65 +9,11 @@ The numbers of a row have the shape of `i`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
-from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of
-
-
-class View(NamedTuple):
-    """What queries see and what is added to their scores, as the compiler knows it."""
-
-    CAUSAL: bool
-    LEFT: bool  # a window to this side
-    RIGHT: bool
-    RANGED: bool  # each batch has lengths of its own
-    CAP: bool
-    ALIBI: bool
-    SINK: bool
-    BIAS: bool
-    ADD: bool
-    KEEP: bool
-    DROP: bool
-    FOLD: bool  # see `units`
-
-
-class Window(NamedTuple):
-    """The keys that queries of a batch may see."""
-
-    length: Any  # the number of keys
-    count: Any  # the number of queries
-    offset: Any
-    left: Any
-    right: Any
-
-
-class Terms(NamedTuple):
-    """What makes scores of a head from q k^T; each array has an address, and strides of queries and keys."""
-
-    scale: Any
-    cap: Any
-    slope: Any
-    pb: Any
-    bi: Any
-    bj: Any
-    pa: Any
-    ai: Any
-    aj: Any
-    pk: Any
-    ki: Any
-    kj: Any
-
-
-class Matrix(NamedTuple):
-    """Queries, keys, values or gradients of a head."""
-
-    first: Any  # an address
-    stride: Any
-    count: Any
-    width: Any
+from .attention_operands import load_block, once_more
+from .links import LOG2_E, bend, ground, log1p, quick_exp, share_of, whole_power
 
 
 @triton.jit
@@ -80,37 +26,23 @@ def row_max(v):
     return tl.max(v, 1, keep_dims=True)
 
 
-# -- operands --------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def matrix_of(A, b, h, sb, sh, stride, count, width):
-    return Matrix(A + b.to(tl.int64) * sb + h.to(tl.int64) * sh, stride, count, width)
-
-
-@triton.jit
-def load_block(a, first, N: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr = False):
-    """The rows first .. first + N - 1 of a matrix, [N, D], with zeros beyond its ends. WHOLE: all of these rows exist."""
-    i = first + tl.arange(0, N)[:, None]
-    c = tl.arange(0, D)[None, :]
-    of = a.first + i.to(tl.int64) * a.stride + c
-    if WHOLE:
-        return tl.load(of, mask=c < a.width, other=0.0)
-    else:
-        return tl.load(of, mask=(i < a.count) & (c < a.width), other=0.0)
-
-
-@triton.jit
-def once_more(block, a, first, here, N: tl.constexpr, D: tl.constexpr):
-    """The block that `load_block` loaded before a loop. Products of fp32 take operands from registers, too many to keep across the loop, so
-    each step loads them again. `here` is always true, but the compiler can't know that before the step, so it can't hoist the load."""
-    if block.dtype == tl.float32:
-        return load_block(Matrix(a.first, a.stride, tl.where(here, a.count, 0), a.width), first, N, D)
-    else:
-        return block
-
-
 # -- scores ----------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def slope_of(c, scale, VIEW: tl.constexpr):
+    """What u of a threshold map rises by for each unit of x = factor q k^T; see `units`."""
+    return c.to(tl.float32) * scale if VIEW.FOLD else c
+
+
+@triton.jit
+def units(scale, VIEW: tl.constexpr):
+    """(unit, factor): exp(score) is 2^(unit x) for x = factor q k^T. FOLD: nothing is added to the scores and the scale is above 0, so
+    the scale is within the unit, or the slope of a threshold map, and one instruction computes the exponent, or u."""
+    if VIEW.FOLD:
+        return scale * LOG2_E, 1.0
+    else:
+        return LOG2_E, scale
 
 
 @triton.jit
@@ -121,17 +53,6 @@ def tanh(y):
     w = y * y
     near = y * (1.0 + w * (-0.333333333 + w * (0.133333333 + w * (-0.053968254 + w * 0.021869489))))
     return tl.where(w < 0.04, near, tl.where(y < 0.0, -far, far))
-
-
-@triton.jit
-def window_of(RANGES, b, offset, rows, keys, left, right, VIEW: tl.constexpr):
-    """The window of a batch; if RANGED, RANGES has (keys, queries, offset) for each batch."""
-    if VIEW.RANGED:
-        length = tl.load(RANGES + b * 3)
-        count = tl.load(RANGES + b * 3 + 1)
-        return Window(tl.minimum(length, keys), tl.minimum(count, rows), tl.load(RANGES + b * 3 + 2), left, right)
-    else:
-        return Window(keys, rows, offset, left, right)
 
 
 @triton.jit
@@ -178,27 +99,6 @@ def seeing(j0, at, N: tl.constexpr, VIEW: tl.constexpr):
 
 
 @triton.jit
-def sink_of(HEADS, head, there, VIEW: tl.constexpr):
-    """The sink's score of each query that is there; HEADS has ALiBi's slope and the sink for each head, counted over all batches."""
-    if VIEW.SINK:
-        return tl.where(there, tl.load(HEADS + head * 2 + 1), float("-inf"))
-    else:
-        return tl.full(there.shape, float("-inf"), tl.float32)
-
-
-@triton.jit
-def terms_of(
-    BIAS, bb, bh, bi, bj, ADD, ab, ah, ai, aj, KEEP, mb, mh, mi, mj, HEADS, b, h, head, scale, cap, VIEW: tl.constexpr
-):
-    b, h = b.to(tl.int64), h.to(tl.int64)
-    slope = 0.0
-    if VIEW.ALIBI:  # of several heads, where a tile has queries of several
-        slope = tl.load(HEADS + head * 2)
-    pb, pa, pk = BIAS + b * bb + h * bh, ADD + b * ab + h * ah, KEEP + b * mb + h * mh
-    return Terms(scale, cap, slope, pb, bi, bj, pa, ai, aj, pk, mi, mj)
-
-
-@triton.jit
 def scores(
     qk, i, j, i0, j0, at, terms, M: tl.constexpr, N: tl.constexpr, VIEW: tl.constexpr, WHOLE: tl.constexpr = False
 ):
@@ -240,14 +140,15 @@ def scores(
 
 
 @triton.jit
-def score_tile(q, queries, keys, n, i, i0, at, terms, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, VIEW: tl.constexpr,
-               WHOLE: tl.constexpr = False):  # fmt: skip
-    """(the keys' places, the n-th block of keys, and the `scores` of M queries for them)."""
+def score_tile(
+    q, own, n, i, i0, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, VIEW: tl.constexpr, WHOLE: tl.constexpr = False
+):
+    """(the keys' places, the n-th block of keys, and the `scores` of M queries of a head for them)."""
     j0 = n * N
     j = j0 + tl.arange(0, N)[None, :]
-    k = load_block(keys, j0, N, D, WHOLE)
-    q = once_more(q, queries, i0, j0 < keys.count, M, D)
-    x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, terms, M, N, VIEW, WHOLE)
+    k = load_block(own.k, j0, N, D, WHOLE)
+    q = once_more(q, own.q, i0, j0 < own.k.count, M, D)
+    x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, own.at, own.terms, M, N, VIEW, WHOLE)
     return j, k, x, rise
 
 
@@ -257,11 +158,6 @@ def kept(i, j, head, seed, drop):
     nothing = i * 0 + j * 0
     bits, _, _, _ = tl.philox(seed, nothing + j, nothing + i, nothing + head, nothing)
     return (bits >> 8).to(tl.float32) * 5.9604644775390625e-08 >= drop
-
-
-@triton.jit
-def seed_of(SEED, VIEW: tl.constexpr):
-    return tl.load(SEED) if VIEW.DROP else 0
 
 
 @triton.jit
@@ -277,21 +173,24 @@ def dropped(v, i, j, head, seed, drop, VIEW: tl.constexpr):
 
 
 @triton.jit
-def parameter(PARAM, i, pl, param, count, FORM: tl.constexpr):
+def parameter(arrays, call, b, h, i, FORM: tl.constexpr):
     """The parameter of a row in fp64: alpha - 1, or the budget."""
     if FORM.PER_ROW:
-        value = tl.load(PARAM + i.to(tl.int64) * pl, mask=i < count, other=1.5).to(tl.float64)
+        steps = call.steps.param
+        own = arrays.param + b.to(tl.int64) * steps.b + h.to(tl.int64) * steps.h
+        value = tl.load(own + i.to(tl.int64) * steps.i, mask=i < call.rows, other=1.5).to(tl.float64)
         return value if FORM.LINK == "budget" else value - 1.0
     elif FORM.LINK == "power":
         return tl.zeros_like(i).to(tl.float64) + FORM.SLOPE
     else:
-        return tl.zeros_like(i).to(tl.float64) + param
+        return tl.zeros_like(i).to(tl.float64) + call.shape
 
 
 @triton.jit
-def constants(top, z, c, FORM: tl.constexpr):
-    """The numbers of a row for `shares`, in fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z. "root" is
-    "any" in half precision, where u may have the rounding of fp32, since 1/c is not large."""
+def constants(top, z, c, slope, FORM: tl.constexpr):
+    """The numbers of a row for `shares`, in fp32, from (top, z): u = slope (x - top) + z and p = u^(1/c); for softmax z = log Z. The slope
+    is c, unless x is q k^T without its scale. "root" is "any" in half precision, where u may have the rounding of fp32, since 1/c is not
+    large."""
     none = top * 0.0
     if FORM.LINK == "softmax":
         return (
@@ -302,11 +201,11 @@ def constants(top, z, c, FORM: tl.constexpr):
             none,
             none,
         )
+    elif FORM.LINK == "root" or (FORM.LINK == "power" and not FORM.EXACT):
+        return (z - slope * top).to(tl.float32), slope.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
     elif FORM.LINK == "power" or FORM.LINK == "budget":
         a, b = ground(top, z, FORM.SLOPE)
         return a, b, none, b, none, none
-    elif FORM.LINK == "root":
-        return (z - c * top).to(tl.float32), c.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
     elif FORM.LINK == "any":
         a, b, e, d = bend(top, z, c, 1.0 / c)
         return a, b, e, d, none, none
@@ -318,7 +217,7 @@ def constants(top, z, c, FORM: tl.constexpr):
 
 
 @triton.jit
-def recalled(ROWS, plane, STATE, i, rows, c, FORM: tl.constexpr, EXACT: tl.constexpr):
+def recalled(ROWS, plane, STATE, i, rows, c, slope, FORM: tl.constexpr, EXACT: tl.constexpr):
     """(top, `constants`, anchor, rest of delta) of queries, from the four planes of ROWS that `attention_queries` has written."""
     inside = i < rows
     anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
@@ -327,12 +226,12 @@ def recalled(ROWS, plane, STATE, i, rows, c, FORM: tl.constexpr, EXACT: tl.const
         rest = tl.load(ROWS + 3 * plane + i, mask=inside, other=0.0)
     if FORM.LINK == "any" or FORM.LINK == "mixed":
         top = tl.load(STATE + 2 * i, mask=inside, other=0.0).to(tl.float32)
-        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, FORM)
+        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, slope, FORM)
     else:
         top = 0.0
         a = tl.load(ROWS + i, mask=inside, other=0.0)
-        if FORM.LINK == "root":
-            row = a, c.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
+        if FORM.LINK == "root" or (FORM.LINK == "power" and not EXACT):
+            row = a, slope.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
         else:
             b = 0.0
             if EXACT:
@@ -365,16 +264,6 @@ def added(s, lost, v):
 
 
 # -- softmax block by block ------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def units(scale, VIEW: tl.constexpr):
-    """(unit, factor): exp(score) is 2^(unit x) for x = factor q k^T. FOLD: nothing is added to the scores and the scale is above 0, so
-    the scale is within the unit, and one instruction computes the exponent."""
-    if VIEW.FOLD:
-        return scale * LOG2_E, 1.0
-    else:
-        return LOG2_E, scale
 
 
 @triton.jit
@@ -444,6 +333,8 @@ def shares(x, top, row, FORM: tl.constexpr):
         value = tl.where(inside, tl.exp(b * log1p(w) + e), 0.0)
         rate = value / (d * (1.0 + w))
         return value, rate
+    elif FORM.LINK == "power" and not FORM.EXACT:
+        return whole_power(tl.maximum(x * b + a, 0.0), FORM.P)
     else:
         return share_of(x, a, b, 0.0, 0.0, FORM, False)
 

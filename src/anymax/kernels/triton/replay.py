@@ -86,6 +86,8 @@ class _Launch(NamedTuple):
     args: list[Any]  # None for addresses
     # for each address its argument, the tensor of the call, and bytes from its beginning
     addresses: tuple[tuple[int, int, int], ...]
+    # the same for each argument that is a tuple of addresses
+    tuples: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 
 
 class _Kept(NamedTuple):
@@ -107,10 +109,12 @@ class _Kept(NamedTuple):
         return self.result if self.returned < 0 else self.result._replace(memory=made[self.returned])
 
     def _launch(self, starts: list[int]) -> None:
-        for run, args, addresses in self.launches:
+        for run, args, addresses, tuples in self.launches:
             args = args.copy()
             for at, tensor, offset in addresses:
                 args[at] = starts[tensor] + offset
+            for at, places in tuples:
+                args[at] = tuple([starts[tensor] + offset for tensor, offset in places])
             run(*args)
 
 
@@ -134,16 +138,20 @@ class _Recording:
         if self.launches is None or run is None:
             self.launches = None
             return
-        values, addresses = [*args, *map(options.get, function.arg_names[len(args) :])], []
+        values, addresses, tuples = [*args, *map(options.get, function.arg_names[len(args) :])], [], []
         for at, value in enumerate(values):
-            if isinstance(value, Tensor):
-                found = self._place(value)
-                if found is None:  # a copy, or a parameter: the call is not kept
+            several = value if isinstance(value, tuple) else (value,)
+            if isinstance(several[0], Tensor):
+                places = [place for t in several if (place := self._place(t)) is not None]
+                if len(places) < len(several):  # a copy, or a parameter: the call is not kept
                     self.launches = None
                     return
-                addresses.append((at, *found))
+                if several is value:
+                    tuples.append((at, tuple(places)))
+                else:
+                    addresses.append((at, *places[0]))
                 values[at] = None
-        self.launches.append(_Launch(run, values, tuple(addresses)))
+        self.launches.append(_Launch(run, values, tuple(addresses), tuple(tuples)))
 
     def _place(self, t: Tensor) -> tuple[int, int] | None:
         """(the tensor of the call that t is a part of, bytes from its beginning)."""
