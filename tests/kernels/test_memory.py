@@ -13,8 +13,8 @@ import pytest
 from engine_state import in_a_child
 
 import anymax as am
+from anymax._array.memory import LARGE, LINE, SMALLEST, Recycler
 from anymax.kernels import arrays, native
-from anymax.kernels._memory import LARGE, LINE, SMALLEST, Recycler
 
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
 COUNTS = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -256,7 +256,7 @@ def test_a_forked_child_has_its_own():
 
 def run(value):
     code = (
-        "import numpy as np, anymax as am\nfrom anymax.kernels._memory import recycler\n"
+        "import numpy as np, anymax as am\nfrom anymax._array.memory import recycler\n"
         "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(recycler.limit, len(recycler.memory))"
     )
     environment = {**os.environ, "ANYMAX_KEPT_MB": value}

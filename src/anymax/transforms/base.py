@@ -20,6 +20,7 @@ from .._array import (
     Range,
     Ranges,
     adopt,
+    all_finite,
     any_of_row,
     as_dtype,
     check_axis,
@@ -32,6 +33,7 @@ from .._array import (
     floats,
     framework,
     from_last,
+    in_blocks,
     in_range,
     is_array,
     is_boolean,
@@ -46,6 +48,7 @@ from .._array import (
     quiet,
     safe,
     stop_gradient,
+    takes_blocks,
     to_last,
     upcast,
 )
@@ -99,6 +102,9 @@ class Transform(ABC):
     aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others are passed unchanged
     # True if it needs all rows at once, since what it draws for a row depends on the row's index
     whole: ClassVar[bool] = False
+    blocks_itself: ClassVar[bool] = (
+        False  # True if `rows` takes some rows at a time where that is quicker; else its caller does
+    )
     truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
     random: ClassVar[bool] = False  # True if it adds random numbers
     elementwise: ClassVar[bool] = False  # True if it changes each score by itself
@@ -121,14 +127,19 @@ class Transform(ABC):
         axis = check_axis(self.axis, scores.ndim)
         y = to_last(upcast(scores, xp), axis, xp)
         with quiet(scores):
-            cut = _in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
+            cut = in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
             y = self.aligned_rows(y, axis, xp) if cut is None else cut
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
 
     def aligned_rows(self, x: Array, axis: int, xp: Namespace) -> Array:
         """`rows` with the parameters aligned to rows whose classes were at `axis`; NaN where a parameter is out of its range."""
-        y = self.rows(x, xp, **self.align(x, axis, xp))
+        params = self.align(x, axis, xp)
+        y = (
+            by_blocks(self.rows, x, xp, params)
+            if self.by_rows and not self.blocks_itself
+            else self.rows(x, xp, **params)
+        )
         own = dict(self.params)
         for name, allowed in self._ranges.items():
             bad = entries_out_of_range(own[name], allowed)  # as given: a cast may lose a small number
@@ -274,7 +285,7 @@ def _truncates(t: Any) -> bool:
 def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
     if len(parts) > 1:
         axis = check_axis(parts[0].axis, y.ndim)
-        cut = _in_one_pass(tuple(parts), to_last(y, axis, xp), axis, xp)
+        cut = in_one_pass(tuple(parts), to_last(y, axis, xp), axis, xp)
         if cut is not None:
             return from_last(cut, axis, xp)
     for t in parts:
@@ -282,7 +293,7 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
     return y
 
 
-def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
+def in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
     """The engine's result for these truncations; None if it can't run all of them. The classes were at `axis` and are last."""
     engine = engine_of(DECODE, _SOFTMAX, rows) if len(parts) <= decode.MOST else None
     if engine is None:
@@ -316,8 +327,23 @@ def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = 
 # -- rows ----------------------------------------------------------------------------------------------------------------------
 
 
+def by_blocks(function: Callable[..., Array], x: Array, xp: Namespace, params: dict[str, Any]) -> Array:
+    """`function(x, xp, **params)` with the classes last, some rows at a time where x takes blocks."""
+    arrays = [v for v in params.values() if is_array(v)]
+    if not takes_blocks(x, *arrays):
+        return function(x, xp, **params)
+    by_row = {k: v for k, v in params.items() if is_array(v) and v.ndim > 1}
+
+    def of_block(rows: Array, *values: Array) -> Array:
+        return function(rows, xp, **{**params, **dict(zip(by_row, values, strict=True))})
+
+    return in_blocks(of_block, x, *by_row.values())
+
+
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
     """`function(x)` at entries that are not masked; masked ones stay masked and pass on no derivative."""
+    if all_finite(x, xp):
+        return function(x)
     keep = x != -math.inf
     return hide(function(safe(x, keep, 0.0, xp)), keep)
 
