@@ -55,7 +55,7 @@ def bound_of(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
     parts = mapping.parts
     most, full, n = parts.most_kept, parts.full_up_to, rows.shape[-1]
     if most is not None:  # all scores equal to the last that is kept stay: the map keeps the first of them
-        return _nothing(rows, xp) if n < most else _less_rounding(upcast(kth_largest(rows, most, xp), xp), xp)
+        return _nothing(rows, xp) if n < most else less_rounding(upcast(kth_largest(rows, most, xp), xp), xp)
     if not is_array(full) and full >= n:
         return _nothing(rows, xp)
     if parts.zero_below_threshold:
@@ -65,7 +65,7 @@ def bound_of(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
         bound = tau + mapping.level_to_tau(tau, xp) + mapping.slope(xp.zeros_like(tau), xp)
     else:
         return _nothing(rows, xp)
-    bound = _less_rounding(bound, xp)
+    bound = less_rounding(bound, xp)
     if not is_array(full) and not full:
         return bound
     # else each has its upper bound, and tau is arbitrary
@@ -77,6 +77,7 @@ def _nothing(rows: Array, xp: Namespace) -> Array:
     return -math.inf * xp.ones_like(upcast(rows[..., :1], xp))
 
 
-def _less_rounding(bound: Array, xp: Namespace) -> Array:
+def less_rounding(bound: Array, xp: Namespace) -> Array:
+    """The bound, lower by what rounding may do."""
     size = 1.0 + xp.abs(xp.where(bound == -math.inf, xp.zeros_like(bound), bound))
     return bound - 64.0 * float(xp.finfo(bound.dtype).eps) * size

@@ -64,6 +64,7 @@ from .results import (
     support_of,
     validated,
 )
+from .supports import with_support
 
 
 @overload
@@ -424,8 +425,7 @@ def _in_one_pass(
     every = tuple(step for step, _ in read.steps)
     u, listed = uniforms(cut, size, generator, xp), None
     if support:
-        drawn = read.engine.decode(mapping, upcast(cut, xp), every, u=u, log_p=log_prob, left=True)
-        listed = support_of(apply(mapping, drawn.left), xp)
+        drawn, listed = with_support(read, mapping, upcast(cut, xp), u, log_prob)
     else:
         drawn = read.engine.decode(mapping, cut, every, u=u, log_p=log_prob)
     if not log_prob:
