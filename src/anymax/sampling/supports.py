@@ -10,7 +10,7 @@ import numpy as np
 from .._array import Array, adopt, asarray, is_array, known, listed, namespace, on_host, quiet, row_blocks, takes_blocks
 from .._core.mapping import Mapping
 from ..functional import apply
-from ..functional.ways import less_rounding
+from ..functional.bounds import less_rounding
 from ..kernels.decode import Decoded
 from ..transforms.applying import Pass
 from ..transforms.scaling import divided
