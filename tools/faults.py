@@ -408,8 +408,8 @@ FAULTS = {
   ),
   "losses": (
     Fault("class weights", "src/anymax/losses/batch.py",
-          "sample_weight = dot(y, class_weight, xp)",
-          "sample_weight = total(y, xp)", "losses"),
+          "_of_class(class_weight, t, rows, xp) if indices else dot(t, class_weight, xp)",
+          "xp.ones_like(rows[..., :1])", "losses"),
     Fault("label smoothing keeps the mass", "src/anymax/losses/targets.py",
           "even = even if mapping.sums_to_one else sums * even",
           "pass", f"plain_ways {_LOSSES}"),

@@ -2,7 +2,7 @@
 # ruff: noqa: F401 (names are re-exported)
 
 from .blocks import blocks as row_blocks
-from .blocks import in_blocks, takes_blocks
+from .blocks import in_blocks, is_large, takes_blocks
 from .convert import (
     adopt,
     as_scalar,

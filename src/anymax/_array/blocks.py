@@ -20,11 +20,16 @@ BLOCK = 65536
 
 def takes_blocks(x: Array, *others: Any) -> bool:
     """True for many rows in the memory of a CPU, where nothing traces or records operations on them and on the others."""
-    if compiling() or not (type(x) is np.ndarray or is_torch(x)):
+    if not is_large(x) or x.ndim < 2 or math.prod(x.shape[:-1]) < 2:
         return False
-    if x.ndim < 2 or math.prod(x.shape[:-1]) < 2 or math.prod(x.shape) < 2 * BLOCK or not decides(x):
+    if not (type(x) is np.ndarray or is_torch(x)) or not decides(x):
         return False
     return not differentiates(x) and not recorded(*others)
+
+
+def is_large(x: Array) -> bool:
+    """True for more numbers than a cache holds, beside which what a further step costs is nothing; not while torch.compile traces."""
+    return not compiling() and math.prod(x.shape) >= 2 * BLOCK
 
 
 def in_blocks(function: Callable[..., Array], x: Array, *others: Array) -> Array:

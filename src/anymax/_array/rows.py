@@ -12,9 +12,10 @@ from .convert import adopt, is_int, number, on_host, shown
 from .dtypes import is_floating, without_autocast
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 from .places import descending, positions
-from .tracing import decides, differentiates, known
+from .tracing import compiling, decides, differentiates, known
 
 _T = TypeVar("_T")
+_MANY = 4096  # numbers from which on a look at them may pay
 _LONG = 1024  # entries of a row from which on each row is listed alone
 
 
@@ -172,7 +173,7 @@ def is_strange(x: Array, xp: Namespace) -> Array:
 
 def all_finite(x: Array, xp: Namespace) -> bool:
     """True if x is known to have no infinities and NaN, so that their masks, which cost more than a formula, can be left out."""
-    if not decides(x) or differentiates(x) or not math.prod(x.shape):
+    if compiling() or math.prod(x.shape) < _MANY or not decides(x) or differentiates(x):
         return False
     return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
 

@@ -35,7 +35,8 @@ def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
     else:
         u = _draw("uniform", shape, like, generator)
     low, high = (2.0**-48, 1 - 2.0**-24) if single else (2.0**-54, 1 - 2.0**-53)
-    return xp.clip(u, low, high)
+    # NumPy's clip takes 10 us
+    return np.minimum(np.maximum(u, low), high) if isinstance(u, np.ndarray) else xp.clip(u, low, high)
 
 
 def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:

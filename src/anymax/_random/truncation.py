@@ -205,7 +205,8 @@ def toph_count(x: Array, share: Any, entropy: Array, xp: Namespace, min_keep: in
         entropy = xp.log(mass) - running_sum(e * z, xp, wide) / mass
         return (entropy <= limit) | (positions(some, xp.int32, xp) < min_keep)
 
-    count = _number(_enough(inside, x, xp)[1], xp)
+    some, kept = _enough(inside, x, xp)
+    count = _number(inside(some) if kept is None else kept, xp)
     return xp.where((level >= 1) | is_strange(x, xp), n * xp.ones_like(count), count)
 
 
@@ -260,8 +261,8 @@ def mink_count(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
     return xp.astype(xp.where(strange, n * xp.ones_like(count), count), index_dtype(x, xp))
 
 
-def _enough(goes_on: Callable[[Array], Array], x: Array, xp: Namespace) -> tuple[Array, Array]:
-    """(the largest entries of each row in descending order, `goes_on` of them): so many that it is False at the last, or all."""
+def _enough(goes_on: Callable[[Array], Array], x: Array, xp: Namespace) -> tuple[Array, Array | None]:
+    """(the largest entries of each row in descending order, `goes_on` of them): so many that it is False at the last; or (all, None)."""
     n = x.shape[-1]
     most = _FEW if decides(x) else n
     while most < n:
@@ -270,8 +271,7 @@ def _enough(goes_on: Callable[[Array], Array], x: Array, xp: Namespace) -> tuple
         if not bool(xp.any(more[..., -1:])):
             return some, more
         most *= 8
-    some = descending(x, xp)
-    return some, goes_on(some)
+    return descending(x, xp), None
 
 
 def _exponentials(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:

@@ -144,7 +144,7 @@ class Batch:
         """Where in the row the only class with a target lies, [..., 1], 0 where there is none; None for a distribution."""
         if not self.indices or self.options.smoothing:
             return None
-        return _array.counts(_at(self.target, self.rows, self.xp), self.xp)
+        return _at(self.target, self.rows, self.xp)
 
     def of_target(self, per_class: Array, finite: Array) -> Array:
         """<y, per_class> with the class weights, [..., 1]; see `of_target`."""
@@ -172,7 +172,6 @@ def _of_class(weight: Array | None, index: Array, rows: Array, xp: Namespace) ->
     """The class weight of each index, or 1, [..., 1]; 0 for an index that is no class."""
     at = _at(index, rows, xp)
     if weight is None:
-        of_class = xp.ones_like(index, dtype=rows.dtype)
-    else:
-        of_class = xp.reshape(xp.take(weight, xp.reshape(at, (-1,)), axis=0), index.shape)
+        return xp.astype(at == index, rows.dtype)
+    of_class = xp.reshape(xp.take(weight, xp.reshape(at, (-1,)), axis=0), index.shape)
     return xp.where(at == index, of_class, xp.zeros_like(of_class))

@@ -7,11 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, adopt, asarray, is_array, known, listed, namespace, on_host, quiet, row_blocks, takes_blocks
+from .._array import (
+    Array,
+    adopt,
+    asarray,
+    is_array,
+    is_large,
+    known,
+    listed,
+    namespace,
+    on_host,
+    quiet,
+    row_blocks,
+    takes_blocks,
+)
 from .._core.mapping import Mapping
 from ..functional import apply
 from ..functional.bounds import less_rounding
-from ..kernels.decode import Decoded
+from ..kernels.decode import Decoded, Step
 from ..transforms.applying import Pass
 from ..transforms.scaling import divided
 from .results import Support, support_of
@@ -21,10 +34,12 @@ _SURE = 80.0  # how far below the largest score a class still has a probability 
 
 def with_support(read: Pass, mapping: Mapping, x: Array, u: Array, log_prob: bool) -> tuple[Decoded, Support]:
     """The draws for the numbers u [..., size] from scores in fp32 or fp64, and the support of each row."""
+    if not is_large(x) or not known(x):
+        return _of_all(read, mapping, x, u, log_prob)
     steps, cuts = tuple(step for step, _ in read.steps), any(truncates for _, truncates in read.steps)
     parts = mapping.parts
     by_tau = not steps and parts.zero_below_threshold and not is_array(parts.full_up_to) and not parts.full_up_to
-    if not known(x) or not math.prod(x.shape) or not (cuts or by_tau):
+    if not cuts and not by_tau:
         return _of_all(read, mapping, x, u, log_prob)
     drawn = read.engine.decode(mapping, x, steps, u=u, log_p=log_prob, keep=cuts, tau=by_tau)
     host = on_host(x)
@@ -90,19 +105,24 @@ def _warmed(x: Array, temperatures: list[Any]) -> Array:
 def _of_all(read: Pass, mapping: Mapping, x: Array, u: Array, log_prob: bool) -> tuple[Decoded, Support]:
     """The draws and the support from p of all classes, some rows at a time where x takes blocks."""
     engine, xp = read.engine, namespace(x)
-    steps = tuple(step for step, _ in read.steps)
+    steps, warm = tuple(step for step, _ in read.steps), [not truncates for _, truncates in read.steps]
+
+    def of_rows(x: Array, u: Array, steps: tuple[Step, ...]) -> tuple[Decoded, Support]:
+        part = engine.decode(mapping, x, steps, u=u, log_p=log_prob, left=True)
+        left = _warmed(part.left, [step.value for step, divides in zip(steps, warm, strict=True) if divides])
+        return part._replace(left=None), support_of(apply(mapping, left), xp)
+
+    if not takes_blocks(x):
+        return of_rows(x, u, steps)
     by_row = [k for k, step in enumerate(steps) if is_array(step.value)]
     own = [asarray(steps[k].value) for k in by_row]
     drawn, supports = [], []
-    for rows, numbers, *values in row_blocks(x, u, *own, large=8) if takes_blocks(x, *own) else ((x, u, *own),):
-        of_rows = dict(zip(by_row, values, strict=True))
-        some = tuple(step._replace(value=of_rows.get(k, step.value)) for k, step in enumerate(steps))
-        part = engine.decode(mapping, rows, some, u=numbers, log_p=log_prob, left=True)
-        drawn.append(part._replace(left=None))
-        left = _warmed(
-            part.left, [s.value for s, (_, truncates) in zip(some, read.steps, strict=True) if not truncates]
-        )
-        supports.append(support_of(apply(mapping, left), xp))
+    for rows, numbers, *values in row_blocks(x, u, *own, large=8):
+        of_block = dict(zip(by_row, values, strict=True))
+        some = tuple(step._replace(value=of_block.get(k, step.value)) for k, step in enumerate(steps))
+        part, support = of_rows(rows, numbers, some)
+        drawn.append(part)
+        supports.append(support)
     index, log_p = (
         None if part[0] is None else xp.reshape(xp.concat(part, axis=0), u.shape)
         for part in ([d.index for d in drawn], [d.log_p for d in drawn])

@@ -39,6 +39,7 @@ from .._array import (
     is_boolean,
     is_floating,
     is_integer,
+    is_large,
     is_number,
     like,
     namespace,
@@ -60,6 +61,7 @@ from .._core.shards import sharded, transform_over_devices
 from .._core.tables import Default, Function, share_words
 from .._core.typing import ArrayT, Numbers
 from ..kernels import decode, engine_of
+from ..kernels.engine import Engine
 from ..kernels.tasks import DECODE
 from ..mappings import Softmax
 
@@ -127,7 +129,7 @@ class Transform(ABC):
         axis = check_axis(self.axis, scores.ndim)
         y = to_last(upcast(scores, xp), axis, xp)
         with quiet(scores):
-            cut = in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
+            cut = _in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
             y = self.aligned_rows(y, axis, xp) if cut is None else cut
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
@@ -135,11 +137,8 @@ class Transform(ABC):
     def aligned_rows(self, x: Array, axis: int, xp: Namespace) -> Array:
         """`rows` with the parameters aligned to rows whose classes were at `axis`; NaN where a parameter is out of its range."""
         params = self.align(x, axis, xp)
-        y = (
-            by_blocks(self.rows, x, xp, params)
-            if self.by_rows and not self.blocks_itself
-            else self.rows(x, xp, **params)
-        )
+        apart = is_large(x) and self.by_rows and not self.blocks_itself
+        y = by_blocks(self.rows, x, xp, params) if apart else self.rows(x, xp, **params)
         own = dict(self.params)
         for name, allowed in self._ranges.items():
             bad = entries_out_of_range(own[name], allowed)  # as given: a cast may lose a small number
@@ -285,7 +284,7 @@ def _truncates(t: Any) -> bool:
 def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
     if len(parts) > 1:
         axis = check_axis(parts[0].axis, y.ndim)
-        cut = in_one_pass(tuple(parts), to_last(y, axis, xp), axis, xp)
+        cut = _in_one_pass(tuple(parts), to_last(y, axis, xp), axis, xp)
         if cut is not None:
             return from_last(cut, axis, xp)
     for t in parts:
@@ -293,7 +292,7 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
     return y
 
 
-def in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
+def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
     """The engine's result for these truncations; None if it can't run all of them. The classes were at `axis` and are last."""
     engine = engine_of(DECODE, _SOFTMAX, rows) if len(parts) <= decode.MOST else None
     if engine is None:
@@ -301,7 +300,11 @@ def in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namesp
     params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, values) for t, values in zip(parts, params, strict=True)):
         return None
-    steps = tuple(t.as_step(rows, values) for t, values in zip(parts, params, strict=True))
+    return by_steps(engine, rows, tuple(t.as_step(rows, values) for t, values in zip(parts, params, strict=True)))
+
+
+def by_steps(engine: Engine, rows: Array, steps: tuple[decode.Step, ...]) -> Array:
+    """The scores that truncations of an engine leave."""
     if differentiates(rows):  # masked_fill passes on gradients
         return rows.masked_fill(~engine.decode(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return engine.decode(_SOFTMAX, rows, steps, left=True).left

@@ -43,7 +43,7 @@ from .._core.rows import hide
 from .._core.typing import Parameter
 from .base import Transform, from_numpy, makes_transform, on_kept
 
-_LONG = 1024  # classes of a row from which on a penalty of some of them takes these alone
+_LONG = 16384  # classes of a row from which on a penalty of some of them takes these alone
 
 
 @makes_transform
@@ -297,10 +297,10 @@ def at_classes(
     own = [values[k] for k in arrays]
     if takes_blocks(x, *own) and known(classes):
         return in_blocks(of_block, x, classes, *own)
-    return of_block(x, classes, *own)
+    return of_block(x, classes, *own) if x.shape[-1] >= _LONG else function(x, classes, *values)
 
 
-def _at_classes(function: Callable[..., Array], x: Array, classes: Array, values: list[Any], xp: Namespace) -> Array:
+def _at_classes(function: Callable[..., Array], x: Any, classes: Array, values: list[Any], xp: Namespace) -> Array:
     few = x.shape[-1] >= _LONG and decides(x) and known(classes) and (is_torch(x) or isinstance(x, np.ndarray))
     per_class = any(is_array(v) and v.ndim and v.shape[-1] == x.shape[-1] for v in values)
     there = np.unique(on_host(classes)) if few and not per_class else np.empty(0)

@@ -32,10 +32,13 @@ from .._core.rows import hide
 from .._core.typing import AnyArray, Numbers, Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, typical_keep, xtc_keep
+from ..kernels import engine_of
 from ..kernels.selection import chosen_mask, masked_as
-from ..kernels.tasks import Groups
-from .base import Transform, brief, by_blocks, in_one_pass, makes_transform, of_scores
+from ..kernels.tasks import DECODE, Groups
+from ..mappings import Softmax
+from .base import Transform, brief, by_blocks, by_steps, makes_transform, of_scores
 
+_SOFTMAX = Softmax()
 _MOST = 2**31 - 1  # positions are counted in 32 bits
 
 
@@ -77,9 +80,11 @@ class ByLevel(Truncation):
         return other.keep(x, xp, **dict(other.params))
 
     def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
-        other = self.other(by_blocks(self.level_of, stop_gradient(x), xp, params))
-        cut = in_one_pass((other,), x, -1, xp)
-        return by_blocks(other.rows, x, xp, dict(other.params)) if cut is None else cut
+        level = by_blocks(self.level_of, stop_gradient(x), xp, params)
+        other, engine = self.other(level), engine_of(DECODE, _SOFTMAX, x)
+        if engine is not None:
+            return by_steps(engine, x, (other.as_step(x, dict(other.params)),))
+        return by_blocks(other.rows, x, xp, dict(other.params))
 
 
 @makes_transform
