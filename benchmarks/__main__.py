@@ -44,7 +44,11 @@ def arguments() -> argparse.Namespace:
         "--render", action="store_true", help="write benchmarks/results/README.md anew, measure nothing"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 where a bar is missed or a result is wrong")
+    parser.add_argument(
+        "--growth", action="store_true", help="how time and memory of each verb grow, in processes of their own"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--growth-child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -162,6 +166,26 @@ def child(args: argparse.Namespace) -> None:
         print(json.dumps(dataclasses.asdict(reading)), flush=True)
 
 
+def grow(args: argparse.Namespace) -> int:
+    """Measure how time and memory grow; a whole run is saved."""
+    from . import growth, report
+
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401  (its threads and instruction set are in the header)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    known = report.facts(args.threads or usable)
+    print(report.header(known), f"\n\n{'verb':48s} slope {'time / the peer':26s} memory", sep="", flush=True)
+    rows = []
+    for of_verb in growth.run(args.only or [], args.budget or (0.2 if args.quick else 1.0), args.quick):
+        rows += of_verb
+        if of_verb:
+            print(growth.line(of_verb), flush=True)
+    whole = not (args.quick or args.only or args.budget)
+    if rows and (whole if args.save is None else args.save):
+        print(f"saved to {growth.save(known, rows)}")
+    return 0
+
+
 def main() -> int:
     args = arguments()
     if args.render:
@@ -173,6 +197,13 @@ def main() -> int:
     if args.child:
         child(args)
         return 0
+    if args.growth_child:
+        from .growth import child as growth_child
+
+        growth_child(args.growth_child)
+        return 0
+    if args.growth:
+        return grow(args)
     from . import report
     from .measure import stolen
 

@@ -18,6 +18,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         "needs": choose.needs(),
         "costs": measured.costs(),
         "speed-learned": measured.learned(),
+        "speed-growth": measured.growth(),
         "errors": measured.errors(),
         "evidence-index": evidence.index(),
         "verdicts": evidence.verdicts(),

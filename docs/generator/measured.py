@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -179,6 +180,29 @@ def learned() -> str:
         rows.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), ratio(r)))
     head = ("", "ms", "against", "ms", "ratio")
     return f"{text.table(head, rows, (1, 3, 4))}\n\n{run.machine}."
+
+
+def growth() -> str:
+    """A row for each verb: how its time grows, its ratio to the peer at three sizes, and the memory at the largest."""
+    paths = sorted((RESULTS / "growth").glob("*.json"))
+    if not paths:
+        return NONE
+    facts = json.loads(paths[-1].read_text(encoding="utf-8"))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for r in facts.pop("growth"):
+        found.setdefault(r["verb"], []).append(r)
+    rows = []
+    for verb, sizes in found.items():
+        small, large = sizes[0], sizes[-1]
+        grown = math.log(large["ours_ms"] / small["ours_ms"]) / math.log(
+            math.prod(large["size"]) / math.prod(small["size"])
+        )
+        ratios = " / ".join(f"{r['ratio']:.2g}" + ("?" if r["noisy"] else "") for r in sizes)
+        memory = ["" if m is None else f"{m:.1f}" for m in (large["memory"], large["peer_memory"])]
+        shapes = " / ".join(" × ".join(f"{n:,}" for n in r["size"]) for r in sizes)
+        rows.append((verb, shapes, f"{grown:.2f}", ratios, large["peer"], *memory))
+    head = ("", "sizes", "time grows as size to the power of", "time / the peer's", "peer", "memory", "the peer's")
+    return f"{text.table(head, rows, (2, 3, 5, 6))}\n\n{Run(paths[-1].stem, facts, []).machine}."
 
 
 def outcomes() -> str:

@@ -102,6 +102,71 @@ def test_a_collective_more_only_where_a_call_is_another_than_before():
     together(2, one)
 
 
+# -- how many numbers ------------------------------------------------------------------------------------------------------------------
+
+FLAT = numbers(5, 8, 32768)
+PEAKED = 4.0 * FLAT.to(torch.float32)
+TARGETS = torch.arange(0, 32768, 4096)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("p", [0.5, 0.9, torch.linspace(0.3, 0.95, 8)[:, None]], ids=["half", "most", "each row"])
+def test_a_small_nucleus_is_a_small_part_of_the_scores(p, processes):
+    """p, log p, the loss and their gradients send less than a tenth of the scores of a process, and are those of one process."""
+    m = A.SparseSoftmax(p=p)
+    n = 32768 // processes
+    cut = Cut((n,) * processes, start=True)
+
+    def one(group):
+        here = Here(cut, group)
+        said = {}
+        for verb, f in {
+            "p": lambda x: here.call("apply", m, x),
+            "log p": lambda x: here.call("log_apply", m, x),
+            "loss": lambda x: here.call("fenchel_young", m, x, TARGETS, axis=-1),
+        }.items():
+            x = here.part(PEAKED).clone().requires_grad_()
+            f(x)  # the first call compares more
+            group.numbers = 0
+            out = f(x)
+            weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape) if verb != "loss" else torch.ones(())
+            torch.where(out > -torch.inf, out * weight, torch.zeros(())).sum().backward()
+            said[verb] = group.numbers, out.detach(), x.grad
+        return said
+
+    shards = together(processes, one)
+    x = PEAKED.clone().requires_grad_()
+    whole = {"p": A.apply(m, x), "log p": A.log_apply(m, x), "loss": A.fenchel_young(m, x, TARGETS)}
+    for verb, want in whole.items():
+        weight = torch.linspace(-1, 1, want.numel() // processes)
+        for rank, said in enumerate(shards):
+            sent, out, grad = said[verb]
+            assert sent <= 0.1 * PEAKED.numel() / processes, (verb, sent / (PEAKED.numel() / processes))
+            of_process = slice(rank * n, (rank + 1) * n)
+            torch.testing.assert_close(out, want.detach() if verb == "loss" else want.detach()[:, of_process])
+            if verb == "loss":
+                (g,) = torch.autograd.grad(want, x, retain_graph=True)
+            else:
+                full = torch.zeros_like(want)
+                for r in range(processes):
+                    full[:, r * n : (r + 1) * n] = weight.reshape(8, n)
+                (g,) = torch.autograd.grad(
+                    torch.where(want > -torch.inf, want * full, torch.zeros(())).sum(), x, retain_graph=True
+                )
+            torch.testing.assert_close(grad, g[:, of_process])
+
+
+def test_a_large_nucleus_is_that_of_one_process():
+    m, cut = (
+        A.SparseSoftmax(p=torch.tensor([[0.999], [1.0], [0.5], [1e-6], [0.9], [0.99], [0.2], [1.0]])),
+        Cut((3000, 0, 5192), start=True),
+    )
+    x = FLAT[:, :8192].to(torch.float32)
+    x[2], x[3, 5:], x[4, ::2], x[5] = 1.5, -torch.inf, -torch.inf, torch.round(x[5])
+    got = together(3, lambda group: Here(cut, group).call("apply", m, Here(cut, group).part(x)))
+    torch.testing.assert_close(torch.cat(got, -1), A.apply(m, x))
+
+
 # -- output layers ---------------------------------------------------------------------------------------------------------------------
 
 LAYER = {  # of a group of rows: those of the values, and those of the gradient beside the one that adds up x's

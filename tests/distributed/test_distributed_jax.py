@@ -107,6 +107,12 @@ GATHERED = """
     for size in (1.0, 1e-4):
         f = lambda call, x: call("fenchel_young", "entmax15", x, jnp.asarray([0, 999, 5]))
         held(f"candidates, {size}", f, [(size * x[:, :1000], -1)])
+    for size in (6.0, 0.1):  # a small nucleus, and one of nearly all classes
+        for m in ("sparse_softmax:p=0.8", A.SparseSoftmax(p=jnp.asarray([[1.0], [0.3], [0.9]]))):
+            f = lambda call, x: call("apply", m, x)
+            held(f"a nucleus, {size}", f, [(size * x, -1)], own)
+            f = lambda call, x: call("fenchel_young", m, x, jnp.asarray([0, 999, 5]))
+            held(f"loss of a nucleus, {size}", f, [(size * x, -1)])
 """
 
 LAYERS = """

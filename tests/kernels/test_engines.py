@@ -526,3 +526,11 @@ def test_attention_with_a_subclass_is_that_of_its_formulas(kind):
         np.testing.assert_allclose(back(A.attention(q, k, v, mine)), back(want), atol=1e-6)
     with pytest.raises(ValueError, match="only Taylor softmax of order 2"):
         A.linear_attention(q, k, v, mapping=Steeper())
+
+
+def test_explain_says_which_maps_gather_all_scores_over_processes():
+    x, line = np.zeros((2, 5000)), "over processes, all scores of a row are gathered"
+    for m in ("perturb_max", "softpick", "fusedmax", "ranks"):
+        assert line in str(A.explain(m, x))
+    for m in ("softmax", "perturb_max:noise=gumbel", "entmax15", "sparse_softmax:p=0.9", "taylor", "elementwise"):
+        assert line not in str(A.explain(m, x))

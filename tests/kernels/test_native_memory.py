@@ -14,7 +14,8 @@ from row_cases import torch
 
 import anymax as am
 from anymax import kernels
-from anymax.kernels import _memory, arrays, callbacks, link, native
+from anymax._array import memory
+from anymax.kernels import arrays, callbacks, link, native
 
 
 def test_out_is_written_without_a_copy(monkeypatch):
@@ -436,13 +437,13 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
 
     for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
         want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
-        for module, bound, size in ((native, "SMALLEST", 500), (callbacks, "LARGE", 1000), (_memory, "LARGE", 1000)):
+        for module, bound, size in ((native, "SMALLEST", 500), (callbacks, "LARGE", 1000), (memory, "LARGE", 1000)):
             monkeypatch.setattr(module, bound, size)
         native.load().bind({"smallest": 500})
         try:
             got = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
         finally:
-            native.load().bind({"smallest": _memory.SMALLEST})
+            native.load().bind({"smallest": memory.SMALLEST})
             monkeypatch.undo()
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)

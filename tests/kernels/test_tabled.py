@@ -16,6 +16,7 @@ from own_maps import WITH_A_TABLE, WITHOUT_ONE, Caps, Exps, Powers, Sigmoids, Sq
 
 import anymax as am
 from anymax import kernels
+from anymax._array import blocks
 from anymax.kernels import native, tabled, tables
 from anymax.kernels.reference import ENGINE as plain
 
@@ -376,10 +377,10 @@ def test_blocks_of_rows_are_the_whole(kind, dtype, monkeypatch):
     alpha, k = make(1.0 + g.random((70, 1))), make(1.0 + g.random((7, 1, 1)).astype(dtype))
     maps = Exps(), am.Entmax(alpha), am.Budget(k, shape="sigmoid"), Powers(1.3)
     with am.use("reference"):
-        blocks = [am.apply(m, x) for m in maps]
+        in_parts = [am.apply(m, x) for m in maps]
         assert plain.forward.__module__  # the engine itself, not a stand-in
-        monkeypatch.setattr(kernels.reference, "BLOCK", 1 << 40)
-        for mapping, p in zip(maps, blocks):
+        monkeypatch.setattr(blocks, "BLOCK", 1 << 40)
+        for mapping, p in zip(maps, in_parts):
             want = np.asarray(am.apply(mapping, x))
             np.testing.assert_allclose(np.asarray(p), want, rtol=0, atol=4 * np.finfo(dtype).eps)
 

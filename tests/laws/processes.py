@@ -22,16 +22,17 @@ class Hub:
 
 
 class Threads(TorchGroup):
-    """A thread as a process of a group; `calls` counts what it communicates."""
+    """A thread as a process of a group; `calls` counts how often it communicates, and `numbers` how many numbers it sends."""
 
     strict = True
 
     def __init__(self, hub, rank):
-        self.hub, self.size, self.rank, self.calls = hub, hub.size, rank, 0
+        self.hub, self.size, self.rank, self.calls, self.numbers = hub, hub.size, rank, 0, 0
         self.expected = first_expected()
 
     def gathered(self, a):
         self.calls += 1
+        self.numbers += a.numel()
         self.hub.box[self.rank] = a.detach().clone()
         self.hub.barrier.wait()
         sizes = {tuple(b.shape) for b in self.hub.box}

@@ -324,3 +324,16 @@ def test_a_mass_below_the_smallest_number_of_the_scores_keeps_a_class(kind, engi
         assert (back(topp(mass)(x)) > -INF).sum(-1).min() == 1
         assert (back(typical(mass)(x)) > -INF).sum(-1).min() == 1
         assert (back(A.sparse_softmax(x, p=1e-320)) > 0).sum(-1).min() == 1
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.5, 3.0])
+def test_long_rows_of_which_few_scores_are_sorted(spread, kind):
+    x = np.random.default_rng(0).normal(0, spread, (2, 3000))
+    x[1, ::3] = -INF
+    x[1, 2000:2500] = x[1].max()
+    for transform, row in ((toph(0.9), lambda r: toph_row(r, 0.9)), (mink(0), lambda r: mink_row(r, 0.0))):
+        np.testing.assert_array_equal(back(transform(KINDS[kind](x))), np.stack([row(r) for r in x]))
+    x = np.linspace(0, -30, 3000)[None]  # the steepest drop is far from the largest score
+    x[:, 2000:] -= 1e6
+    np.testing.assert_array_equal(back(mink(0)(KINDS[kind](x))), mink_row(x[0], 0.0)[None])

@@ -1,6 +1,8 @@
 """Helpers for arrays of any framework; the lowest layer of the package. Imports no framework."""
 # ruff: noqa: F401 (names are re-exported)
 
+from .blocks import blocks as row_blocks
+from .blocks import in_blocks, is_large, takes_blocks
 from .convert import (
     adopt,
     as_scalar,
@@ -79,6 +81,7 @@ from .ranges import (
     unchecked,
 )
 from .rows import (
+    all_finite,
     axis_or_all,
     check_axis,
     dot,
@@ -87,6 +90,7 @@ from .rows import (
     finite_scores,
     fit_axes,
     from_last,
+    is_strange,
     joined,
     kth_largest,
     listed,

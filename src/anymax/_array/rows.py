@@ -12,9 +12,11 @@ from .convert import adopt, is_int, number, on_host, shown
 from .dtypes import is_floating, without_autocast
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 from .places import descending, positions
-from .tracing import known
+from .tracing import compiling, decides, differentiates, known
 
 _T = TypeVar("_T")
+_MANY = 4096  # numbers from which on a look at them may pay
+_LONG = 1024  # entries of a row from which on each row is listed alone
 
 
 def check_axis(axis: Any, ndim: int) -> int:
@@ -156,10 +158,24 @@ def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     `keep` is False at masked (-inf) entries. `poisoned`, [..., 1], is True for rows with a NaN or +inf. `y` equals `x` at kept
     entries of the other rows and is 0 elsewhere, so that arithmetic on it is safe.
     """
+    poisoned = is_strange(x, xp)
+    if all_finite(x, xp):
+        return x, xp.ones_like(x, dtype=xp.bool), poisoned
     keep = x != -math.inf
-    high = top(x, xp)
-    poisoned = xp.isnan(high) | (high == math.inf)
     return xp.where(keep & ~poisoned, x, xp.zeros_like(x)), keep, poisoned
+
+
+def is_strange(x: Array, xp: Namespace) -> Array:
+    """True for a row with a NaN or +inf, [..., 1]."""
+    high = top(x, xp)
+    return xp.isnan(high) | (high == math.inf)
+
+
+def all_finite(x: Array, xp: Namespace) -> bool:
+    """True if x is known to have no infinities and NaN, so that their masks, which cost more than a formula, can be left out."""
+    if compiling() or math.prod(x.shape) < _MANY or not decides(x) or differentiates(x):
+        return False
+    return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
 
 
 def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
@@ -176,8 +192,14 @@ def poison(out: Array, where: Array, xp: Namespace) -> Array:
 def listed(keep: Array, xp: Namespace) -> tuple[Array, Array]:
     """Where `keep` [rows, n] is True: the places, row after row, and where each row begins among them, [rows + 1]."""
     if known(keep) and keep.shape[-1] and not is_jax(keep):  # NumPy passes over what is False a word at a time
-        row, places = np.divmod(np.flatnonzero(on_host(keep)), keep.shape[-1])
-        begins = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=keep.shape[0]))])
+        host = on_host(keep)
+        if keep.shape[-1] < _LONG:
+            row, places = np.divmod(np.flatnonzero(host), keep.shape[-1])
+            size = np.bincount(row, minlength=keep.shape[0])
+        else:
+            each = [np.flatnonzero(row) for row in host]
+            places, size = np.concatenate(each), [part.size for part in each]
+        begins = np.concatenate([[0], np.cumsum(size)])
         return adopt(places, keep, xp), adopt(begins, keep, xp)
     places = xp.nonzero(keep)[1]
     size = xp.sum(xp.astype(keep, places.dtype), axis=-1, dtype=places.dtype)

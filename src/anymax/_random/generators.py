@@ -7,6 +7,7 @@ from 0 to 2**63 - 1 for all; or one of these for each row, in a list or as an ar
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -34,8 +35,8 @@ def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
     else:
         u = _draw("uniform", shape, like, generator)
     low, high = (2.0**-48, 1 - 2.0**-24) if single else (2.0**-54, 1 - 2.0**-53)
-    u = xp.where(u > low, u, low * xp.ones_like(u))
-    return xp.where(u < high, u, high * xp.ones_like(u))
+    # NumPy's clip takes 10 us
+    return np.minimum(np.maximum(u, low), high) if isinstance(u, np.ndarray) else xp.clip(u, low, high)
 
 
 def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -60,14 +61,28 @@ def _each(draw: Callable[..., Array], shape: tuple[int, ...], like: Array, gener
     rows = math.prod(shape[:-1])
     if is_jax(generators):
         generators = generators.reshape(-1)
-    if len(generators) != rows:
-        raise ValueError(f"generator: got {len(generators)} for {rows} rows; give one for each row, or one for all")
+    _check_count(generators, rows)
     if is_jax(generators) and rows:
         out = sys.modules["jax"].vmap(lambda key: draw(shape[-1:], like, key))(generators)
     else:
         parts = [draw(shape[-1:], like, one) for one in generators]
         out = namespace(like).stack(parts) if parts else draw(shape, like, 0)
     return namespace(like).reshape(out, shape)
+
+
+def _check_count(generators: Any, rows: int) -> None:
+    if len(generators) != rows:
+        raise ValueError(f"generator: got {len(generators)} for {rows} rows; give one for each row, or one for all")
+
+
+def in_parts(generator: Any, like: Array, rows: int) -> Callable[[int], Any]:
+    """A function of n that gives what draws the numbers of the next n rows: with NumPy, and torch on a CPU, those of one call."""
+    source = going_on(generator, like)
+    if not _one_a_row(source):
+        return lambda n: source
+    _check_count(source, rows)
+    left = iter(source)
+    return lambda n: list(itertools.islice(left, n))
 
 
 def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any:
@@ -138,10 +153,12 @@ def independent(generator: Any, like: Array, n: int) -> list[Any]:
 
 
 def going_on(generator: Any, like: Array) -> Any:
-    """`generator` with each seed replaced by a torch.Generator, whose numbers go on from call to call."""
+    """`generator` of torch or NumPy with each seed replaced by a generator, whose numbers go on from call to call."""
     if isinstance(generator, (list, tuple)):
         return tuple(going_on(one, like) for one in generator)
-    return None if generator is None else torch_source(like, generator)
+    if generator is None:
+        return None
+    return torch_source(like, generator) if is_torch(like) else _numpy_source(generator)
 
 
 def torch_source(like: Array, generator: Any) -> Any:

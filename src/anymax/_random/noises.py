@@ -15,8 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, device_of, is_double, log, namespace, quiet, safe
-from .generators import normal, uniform
+from .._array import (
+    Array,
+    Namespace,
+    device_of,
+    in_blocks,
+    is_double,
+    is_torch,
+    log,
+    namespace,
+    quiet,
+    safe,
+    takes_blocks,
+)
+from .generators import in_parts, normal, uniform
 
 _LOG2, _HALF_LOG_2PI, _ROOT_HALF = math.log(2.0), 0.5 * math.log(2.0 * math.pi), math.sqrt(0.5)
 
@@ -379,3 +391,20 @@ def draw(noise: Any, shape: tuple[int, ...], like: Array, generator: Any) -> Arr
     xp = namespace(like)
     u = uniform(shape, like, generator)  # the mass above, precise near 0: the upper tail decides a maximum
     return law.level(-xp.log1p(-u), xp) + law.location
+
+
+def with_noise(
+    function: Callable[..., Array], noise: Any, x: Array, size: int, generator: Any, *others: Array
+) -> Array:
+    """`function(x, noises, *others)` with `size` noises for each row of x, as `draw` has them; some rows at a time where x takes blocks."""
+    lead = tuple(x.shape[:-1])
+    if not takes_blocks(x, *others):
+        return function(x, draw(noise, (*lead, size), x, generator), *others)
+    if isinstance(find(noise), Normal) and is_torch(x):  # its numbers depend on how many follow
+        return in_blocks(function, x, draw(noise, (*lead, size), x, generator), *others)
+    sources = in_parts(generator, x, math.prod(lead))
+
+    def of_block(rows: Array, *others: Array) -> Array:
+        return function(rows, draw(noise, (rows.shape[0], size), rows, sources(rows.shape[0])), *others)
+
+    return in_blocks(of_block, x, *others)

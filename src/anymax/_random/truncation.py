@@ -7,6 +7,7 @@ row with a NaN or +inf (in top-k: a NaN) keeps all other entries, so that its us
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._array import (
@@ -17,6 +18,7 @@ from .._array import (
     finite_scores,
     index_dtype,
     is_array,
+    is_strange,
     kth_largest,
     like,
     positions,
@@ -29,6 +31,9 @@ from .._array import (
     total,
     wider,
 )
+
+_FEW = 1024  # the largest entries that are sorted first
+_LOWEST = -1000.0  # where exp is 0 in every dtype
 
 
 def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
@@ -171,87 +176,111 @@ def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
     return (~above | last | found.strange) & found.live
 
 
-def pless_keep(x: Array, xp: Namespace, min_keep: int = 1, norm: bool = False) -> Array:
-    """True where p is at least sum p^2, or with `norm` at least `(n sum p^2 - 1) / (n - 1)` for n entries.
-
-    Entries not below the `min_keep`-th largest are kept too, with all that are equal to it: also in a flat row, whose sum can be rounded to
-    more than each p.
-    """
-    found = _probabilities(x, xp)
-    level = total(found.p * found.p, xp)
+def pless_level(x: Array, xp: Namespace, norm: bool = False) -> Array:
+    """sum p^2, or with `norm` `(n sum p^2 - 1) / (n - 1)` for n entries, [..., 1], as a level of `cutoff_keep`: between 0 and 1."""
+    _, e, mass = _exponentials(x, xp)
+    level = total(e * e, xp) / (mass * mass)
     if norm:
-        n = total(xp.astype(found.live, level.dtype), xp)
+        n = total(xp.astype(x != -math.inf, level.dtype), xp)
         level = (n * level - 1.0) / xp.where(n > 1, n - 1.0, xp.ones_like(n))
-    return ((found.p >= level) | _largest(x, found, min_keep, xp) | found.strange) & found.live
+    level = xp.where(xp.isnan(level), xp.zeros_like(level), level)  # a row that keeps all entries anyway, or has none
+    # p of 1 is the largest, which is kept
+    return xp.clip(level, float(xp.finfo(level.dtype).smallest_normal), 1.0 - 0.5 * float(xp.finfo(level.dtype).eps))
 
 
-def toph_keep(x: Array, share: Any, xp: Namespace, min_keep: int = 1) -> Array:
-    """True at the largest entries, as many as have an entropy of at most `share` times the row's when they are normalised alone.
+def toph_count(x: Array, share: Any, entropy: Array, xp: Namespace, min_keep: int = 1) -> Array:
+    """How many of the largest entries have an entropy of at most `share` times the row's when they are normalised alone, [..., 1].
 
-    That entropy grows with each further entry (p_k is at most 1/k of the sum so far, whose entropy is at most log(k - 1)).
+    entropy: the row's, [..., 1]. That of its largest entries grows with each further one (p_k is at most 1/k of the sum so far, whose
+    entropy is at most log(k - 1)).
     """
-    found = _probabilities(x, xp)
-    y = _sound(x, found, xp)
-    high = top(y, xp)
-    s = descending(y, xp, max(_most(found.p > 0, xp), min(min_keep, x.shape[-1])))
-    z = xp.where(s == -math.inf, xp.zeros_like(s), s - xp.where(high == -math.inf, xp.zeros_like(high), high))
-    e = xp.where(s == -math.inf, xp.zeros_like(s), xp.exp(z))
-    wide = running_dtype(e, xp)
-    mass = running_sum(e, xp, wide)
-    mass = xp.where(mass > 0, mass, xp.ones_like(mass))
-    entropy = xp.log(mass) - running_sum(e * z, xp, wide) / mass
-    level = stop_gradient(like(share, x, xp))
-    inside = (s != -math.inf) & (entropy <= like(level, entropy, xp) * entropy[..., -1:])
-    inside = inside | (positions(s, xp.int32, xp) < min_keep)
-    edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
-    return _or_all(_first(y, edge, _number(inside, xp), xp) | found.strange, level, found.live)
-
-
-def toph_hundred_keep(x: Array, share: Any, xp: Namespace) -> Array:
-    """True at the largest of the 100 largest entries, while the sum of their -p log p is at most `share` of that of the 100.
-
-    p is the softmax of these. At least the largest is kept, and all entries if the share is above 1.
-    """
-    found = _probabilities(x, xp)
-    s = descending(_sound(x, found, xp), xp, 100)
-    live = s != -math.inf
-    z = xp.where(live, s - xp.where(live[..., :1], s[..., :1], xp.zeros_like(s[..., :1])), xp.zeros_like(s))
-    e = xp.where(live, xp.exp(z), xp.zeros_like(s))
-    mass = total(e, xp)
-    mass = xp.where(mass > 0, mass, xp.ones_like(mass))
-    upto = running_sum(e / mass * (xp.log(mass) - z), xp, running_dtype(e, xp))
-    level = stop_gradient(like(share, x, xp))
-    inside = (live & (upto <= like(level, upto, xp) * upto[..., -1:])) | (positions(s, xp.int32, xp) < 1)
-    edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
-    kept = _first(x, edge, _number(inside, xp), xp) | found.strange
-    return (kept | (level > 1)) & found.live
-
-
-def mink_keep(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
-    """True at the entries before the steepest drop `(x_i - x_(i+1)) / i` of the sorted scores, and at tau / (max x - min x) of the largest
-    at least."""
     n = x.shape[-1]
-    found = _probabilities(x, xp)
-    y = _sound(x, found, xp)
-    s = descending(y, xp)
-    half = 0.5 * xp.where(s == -math.inf, xp.zeros_like(s), s)  # a difference of two halves does not overflow
-    place = positions(s, s.dtype, xp)
-    last = s[..., 1:] == -math.inf
-    drop = xp.where(last, xp.zeros_like(half[..., 1:]), (half[..., :-1] - half[..., 1:]) / (place[..., :-1] + 1.0))
-    drop = xp.concat([drop, xp.zeros_like(half[..., :1])], axis=-1)
+    x = stop_gradient(x)
+    wide, level = running_dtype(x, xp), stop_gradient(like(share, x, xp))
+    limit = like(level, xp.astype(entropy, wide), xp) * xp.astype(entropy, wide)
+
+    def inside(some: Array) -> Array:  # one False ends it, since entropy grows
+        z, e, _ = _exponentials(some, xp)
+        mass = running_sum(e, xp, wide)
+        entropy = xp.log(mass) - running_sum(e * z, xp, wide) / mass
+        return (entropy <= limit) | (positions(some, xp.int32, xp) < min_keep)
+
+    some, kept = _enough(inside, x, xp)
+    count = _number(inside(some) if kept is None else kept, xp)
+    return xp.where((level >= 1) | is_strange(x, xp), n * xp.ones_like(count), count)
+
+
+def toph_hundred_count(x: Array, share: Any, xp: Namespace) -> Array:
+    """How many of the 100 largest entries have a sum of -p log p of at most `share` times that of the 100, [..., 1].
+
+    p is the softmax of these. It is at least 1, and all entries if the share is above 1.
+    """
+    x = stop_gradient(x)
+    z, e, mass = _exponentials(descending(x, xp, 100), xp)
+    upto = running_sum(e / xp.astype(mass, e.dtype) * (xp.log(xp.astype(mass, e.dtype)) - z), xp, running_dtype(e, xp))
+    level = stop_gradient(like(share, x, xp))
+    inside = (upto <= like(level, upto, xp) * upto[..., -1:]) | (positions(upto, xp.int32, xp) < 1)
+    count = _number(inside, xp)
+    return xp.where((level > 1) | is_strange(x, xp), x.shape[-1] * xp.ones_like(count), count)
+
+
+def mink_count(x: Array, tau: Any, xp: Namespace, min_keep: int = 1) -> Array:
+    """How many entries are before the steepest drop `(x_i - x_(i+1)) / i` of the sorted scores, at least tau / (max x - min x)."""
+    n = x.shape[-1]
+    x = stop_gradient(x)
+    strange = is_strange(x, xp)
+    high, low = top(x, xp), xp.min(x, axis=-1, keepdims=True)
+    if not (decides(low) and bool(xp.all(xp.isfinite(low)))):
+        low = xp.min(xp.where(x == -math.inf, math.inf * xp.ones_like(x), x), axis=-1, keepdims=True)
+    sound = xp.isfinite(low) & ~strange
+    zero = xp.zeros_like(low)
+    spread = xp.where(sound, 0.5 * high - 0.5 * low, zero)  # a difference of two halves does not overflow
+
+    def drops(some: Array) -> Array:
+        half = 0.5 * xp.where(some == -math.inf, zero, some)
+        last = some[..., 1:] == -math.inf
+        place = positions(some, some.dtype, xp)[..., 1:]
+        drop = xp.where(last, xp.zeros_like(half[..., 1:]), (half[..., :-1] - half[..., 1:]) / place)
+        return xp.concat([drop, zero], axis=-1)
+
+    def goes_on(some: Array) -> Array:
+        """True where a later drop may be steeper: from the last of some entries to the least of all."""
+        left = xp.where(sound, 0.5 * some[..., -1:] - 0.5 * low, zero)
+        return sound & ~(top(drops(some), xp) >= left / some.shape[-1])
+
+    drop = drops(_enough(goes_on, x, xp)[0])
+    place = positions(drop, drop.dtype, xp)
     steepest = xp.where(drop == top(drop, xp), place, n * xp.ones_like(place))
     count = xp.min(steepest, axis=-1, keepdims=True) + 1.0
-    spread = half[..., :1] - xp.min(
-        xp.where(found.live, 0.5 * finite_scores(y, xp)[0], half[..., :1]), axis=-1, keepdims=True
-    )
-    level = 0.5 * stop_gradient(like(tau, s, xp)) + xp.zeros_like(spread)
-    flat = xp.where(level > 0, n * xp.ones_like(level), xp.zeros_like(level))
+    level = 0.5 * stop_gradient(like(tau, x, xp)) + zero
+    flat = xp.where(level > 0, n * xp.ones_like(level), zero)
     fewest = xp.where(level < n * spread, xp.floor(level / xp.where(spread > 0, spread, xp.ones_like(spread))), flat)
     count = xp.where(fewest > count, fewest, count)
     least = float(min(min_keep, n))
-    count = xp.astype(xp.where(count > least, count, least * xp.ones_like(count)), index_dtype(x, xp))
-    kept = _first(y, xp.take_along_axis(s, count - 1, axis=-1), xp.astype(count, xp.int32), xp)
-    return (kept | found.strange) & found.live
+    count = xp.where(count > least, count, least * xp.ones_like(count))
+    return xp.astype(xp.where(strange, n * xp.ones_like(count), count), index_dtype(x, xp))
+
+
+def _enough(goes_on: Callable[[Array], Array], x: Array, xp: Namespace) -> tuple[Array, Array | None]:
+    """(the largest entries of each row in descending order, `goes_on` of them): so many that it is False at the last; or (all, None)."""
+    n = x.shape[-1]
+    most = _FEW if decides(x) else n
+    while most < n:
+        some = descending(x, xp, most)
+        more = goes_on(some)
+        if not bool(xp.any(more[..., -1:])):
+            return some, more
+        most *= 8
+    return descending(x, xp), None
+
+
+def _exponentials(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """(z, e, the sum of e) of rows without +inf and NaN, with z = x - max x and e = exp(z); z is finite where an entry is masked."""
+    x = stop_gradient(x)
+    high = top(x, xp)
+    z = xp.clip(x - xp.where(high > -math.inf, high, xp.zeros_like(high)), _LOWEST, 0.0)
+    e = xp.exp(z)
+    return z, e, xp.sum(e, axis=-1, keepdims=True, dtype=running_dtype(e, xp))
 
 
 class _Probabilities(NamedTuple):

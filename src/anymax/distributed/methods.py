@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, like, stop_gradient, total
+from .._array import Array, Namespace, like, stop_gradient, sums_at, take, total
+from .._core.ways import Way, searchable, way_of
 from .._random.truncation import topk_keep, topp_keep
 from ..autodiff.group import jax
 from ..functional import apply
-from ..functional.ways import Way, bound_of, searchable, way_of
+from ..functional.bounds import bound_of
 from .call import ShardedCall
 from .gathered import Gathered, gather
 from .search import MANY, Level
@@ -26,6 +27,8 @@ from .solution import Columns, Method, Second, Solution
 from .sums import ByEach, BySums, ByWeights, Part, log_sum
 
 COUNT = 128  # with more candidates, a collective that counts those above the common bound pays
+FEW = 1024  # of so many classes on all processes together the sums of intervals would not pay
+INTERVALS = 32
 FIXED = 128  # candidates per device in JAX, where shapes can't depend on values
 
 
@@ -97,7 +100,7 @@ class ByAll(Method):
 
 
 class ByNucleus(Method):
-    """The classes that can be in the nucleus: a class qualifies if n such classes would hold at least 1 - p of the mass."""
+    """The classes that can be in the nucleus: n such classes would hold at least 1 - p of the mass, and less than p of it lies above."""
 
     def __init__(self, shard: Shard) -> None:
         self.a = shard.rows
@@ -115,9 +118,42 @@ class ByNucleus(Method):
         count = shards.count + shard.hides
         chosen = (share * count >= 0.99 * (1.0 - level) * z) & (share > 0)
         chosen = chosen | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
-        k = largest(shards, chosen) if shard.group.strict else shard.rows.shape[-1]
-        out = gather(shards, chosen, k, second)
-        return finish(out.softmax_over(topp_keep(out.z, nucleus, xp, mass=z)))
+
+        def gathered(chosen: Array, k: int) -> Any:
+            out = gather(shards, chosen, k, second)
+            return finish(out.softmax_over(topp_keep(out.z, nucleus, xp, mass=z)))
+
+        n = shard.rows.shape[-1]
+        if shards.count <= FEW:
+            return gathered(chosen, largest(shards, chosen) if shard.group.strict else n)
+        inside, most = _down_to(shards, chosen, share, level, z)
+        if shard.group.strict:
+            return gathered(inside, max(1, int(most)))
+        if n <= FIXED:
+            return gathered(inside, n)
+        return jax().lax.cond(most <= FIXED, lambda: gathered(inside, FIXED), lambda: gathered(chosen, n))
+
+
+def _down_to(shards: Shards, chosen: Array, share: Array, level: Array, z: Array) -> tuple[Array, Array]:
+    """(those of the chosen classes above which there is less than `level` of the mass z, or little more; how many the fullest row has).
+
+    One collective of the mass and the number of classes in each of some intervals of the scores.
+    """
+    xp = shards.xp
+    count = shards.count + shards.shard.hides
+    lowest = xp.log(0.99 * (1.0 - level) * z / count)  # of those that are chosen
+    below = INTERVALS * (xp.log(xp.where(chosen, share, xp.ones_like(share))) / lowest)
+    below = xp.where(chosen & (below > 0), below, xp.zeros_like(below))  # level 1: all are in the first
+    interval = _array.counts(xp.where(below < INTERVALS - 1, below, (INTERVALS - 1) * xp.ones_like(below)), xp)
+    place = xp.where(chosen, interval, -xp.ones_like(interval))
+    mass = sums_at(place, xp.where(chosen, share, xp.zeros_like(share)), INTERVALS, xp)
+    number = xp.astype(sums_at(place, None, INTERVALS, xp), mass.dtype)
+    stacked = shards.stack(xp.concat([mass, number], axis=-1))
+    every = xp.sum(stacked[..., :INTERVALS], axis=0)
+    before = _array.running_sum(every, xp) - every
+    needed = before < (level + 1e-4) * z
+    most = fullest(xp.where(needed, stacked[..., INTERVALS:], xp.zeros_like(stacked[..., INTERVALS:])), xp)
+    return chosen & take(needed, interval, xp), most
 
 
 def gather_all(shards: Shards, second: Second) -> Gathered:
@@ -136,7 +172,7 @@ def find_candidates(shard: Shard) -> tuple[Array, Array]:
 
 
 def fullest(chosen: Array, xp: Namespace) -> Array:
-    """The largest number of True classes in a row."""
+    """The largest number of True classes in a row, or the largest sum of numbers."""
     number = total(xp.astype(chosen, xp.float32), xp)
     return xp.max(xp.reshape(number, (-1,))) if math.prod(number.shape) else 0 * xp.sum(number)
 

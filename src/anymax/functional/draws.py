@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._array import Array, Namespace, is_array, log, total
+from .._array import Array, Namespace, is_array, log, take, total
 from .._core.mapping import Mapping, missing_mass, over_all
 from .._core.typing import Draw
 from ..autodiff import bridge
@@ -53,6 +53,14 @@ def log_p_of_draw(mapping: Mapping, rows: Array, xp: Namespace, *, none: bool = 
     if none and kind == "rest":
         return xp.concat([log_p, log(missing_mass(total(xp.exp(log_p), xp), 1.0, xp), xp)], axis=-1)
     return log_p
+
+
+def log_p_of_draw_at(mapping: Mapping, rows: Array, place: Array, xp: Namespace) -> Array:
+    """`log_p_of_draw` of the classes at the places [..., m]."""
+    if one_draw(mapping) == "share":
+        return take(log_p_of_draw(mapping, rows, xp), place, xp)
+    log_p = bridge(rows).log(mapping, rows)
+    return log(take(bridge(rows).apply(mapping, rows), place, xp), xp) if log_p is None else take(log_p, place, xp)
 
 
 def sum_of(p: Array, xp: Namespace) -> Array:

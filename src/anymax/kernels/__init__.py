@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from .._array import Array, asarray, compiling
+from .._array import Array, asarray, compiling, namespace
 from .._core.mapping import Mapping, scales_scores
 from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._core.rows import prepare
 from .._core.typing import AnyArray, DType, Numbers
+from .._core.ways import Way, way_of
 from . import choice, framework, fused, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked, unlearned
 from .engine import OPS, SLOPE, Engine, SegmentsAlong, SegmentsEngine
@@ -208,6 +209,8 @@ class Explanation:
         For each operation how the engine computes it, or None.
     verbose
         Whether the printed text has the reasons too.
+    gathers_all
+        Whether the functions of `anymax.distributed` gather all scores of a row on each process, since the map follows from no parts of it.
 
     Examples
     --------
@@ -220,6 +223,7 @@ class Explanation:
     rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
     plans: tuple[str | None, ...] = ()
     verbose: bool = False
+    gathers_all: bool = False
 
     def __str__(self) -> str:
         refused: dict[tuple[str, str], list[str]] = {}  # a refusal is printed once, at its first operation
@@ -233,6 +237,8 @@ class Explanation:
                 first, *others = refused[name, reason]
                 also = f", also {' and '.join(others)}" if others else ""
                 lines.extend([f"              ({name} refuses{also}: {reason})"] if first == op else [])
+        if self.gathers_all:
+            lines.append("  over processes, all scores of a row are gathered on each")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -281,7 +287,8 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
             reason = _refusal(other, op, mapping, scores)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
-    return Explanation(mapping, tuple(rows), tuple(plans), verbose)
+    gathers_all = way_of(mapping, scores, namespace(scores)) is Way.ALL
+    return Explanation(mapping, tuple(rows), tuple(plans), verbose, gathers_all)
 
 
 def warm_up(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._array import Array, is_torch, modes
-from ._memory import SMALLEST, recycler
+from .._array.memory import SMALLEST, recycler
 from .link import MOST_CLASSES
 
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
@@ -217,7 +217,7 @@ def wide(x: Array) -> str:
 
 
 def room_in(arrays: type[Arrays], shape: tuple[int, ...], dtype: str) -> Array:
-    """An uninitialized array; a large one uses recycled memory (`_memory`)."""
+    """An uninitialized array; a large one uses recycled memory (`_array/memory.py`)."""
     size = math.prod(shape) * SIZES[dtype]
     if size < SMALLEST:
         return arrays.empty(shape, dtype)

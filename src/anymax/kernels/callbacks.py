@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .._array import Array
-from ._memory import LARGE
+from .._array.memory import LARGE
 from .arrays import DTYPES, MEMORY, SIZES, arrays_of, dtype_of, empty_like, room_in
 from .link import MAPS, SPARSE
 

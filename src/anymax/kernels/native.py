@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from .._array import Array, ask_torch, is_array, is_jax, is_torch, namespace, top, upcast
+from .._array.memory import SMALLEST
 from .._core.mapping import Mapping, scales_scores
 from . import callbacks, choice, decode, library
-from ._memory import SMALLEST
 from .arrays import DTYPES, SIZES, arrays_of, dtype_of, empty_like, refuse_tensor, refuse_width, room_in, wide
 from .compiled import Compiled
 from .engine import BELOW, REDUCTIONS, Engine, IndexLoss

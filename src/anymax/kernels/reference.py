@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import numpy as np
 
 from .._array import (
     Array,
-    compiling,
-    decides,
-    differentiates,
     floating,
-    is_torch,
+    in_blocks,
     namespace,
     poison,
     quiet,
-    recorded,
+    takes_blocks,
     upcast,
 )
 from .._core.mapping import Mapping
 from .._core.parameters import lost_rows, sound
 from .._core.separable import Separable
 from .engine import Engine
-
-# scores of the rows that are solved at a time: what a solver reads again and again fits into a second cache
-BLOCK = 65536
 
 
 class Reference(Engine):
@@ -99,28 +90,19 @@ def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:
 
 
 def _takes_blocks(mapping: Mapping, x: Array) -> bool:
-    """True for a solver that iterates over many rows of an array in memory, with nothing that traces or records the operations."""
-    if compiling() or not isinstance(mapping, Separable) or not (type(x) is np.ndarray or is_torch(x)):
-        return False
-    if x.ndim < 2 or not decides(x) or math.prod(x.shape) < 2 * BLOCK:
-        return False
-    return not differentiates(x) and not recorded(*mapping.params().values())
+    """True for a solver, which iterates over the rows."""
+    return isinstance(mapping, Separable) and takes_blocks(x, *mapping.params().values())
 
 
 def _in_blocks(mapping: Mapping, x: Array) -> Array:
     """p(x), some rows at a time. A row does not depend on the others."""
-    xp, n = namespace(x), x.shape[-1]
-    rows = xp.reshape(x, (-1, n))
-    params = {}
-    for name, value in mapping.params().items():
-        own, width = namespace(value), value.shape[-1] if value.ndim else 1
-        params[name] = own.reshape(own.broadcast_to(value, (*x.shape[:-1], width)), (-1, width))
-    step = max(BLOCK // n, 1)
-    parts = []
-    for i in range(0, rows.shape[0], step):
-        part = mapping.laid_out(**{name: value[i : i + step] for name, value in params.items()})
-        parts.append(_of_sound(part, part.forward, rows[i : i + step]))
-    return xp.reshape(xp.concat(parts, axis=0), x.shape)
+    params = mapping.params()
+
+    def of_block(rows: Array, *values: Array) -> Array:
+        part = mapping.laid_out(**dict(zip(params, values, strict=True)))
+        return _of_sound(part, part.forward, rows)
+
+    return in_blocks(of_block, x, *params.values())
 
 
 ENGINE = Reference()

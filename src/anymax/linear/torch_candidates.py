@@ -21,7 +21,7 @@ import torch
 
 from .._array import wide_dtype
 from ..autodiff.torch_adapter import operation
-from ..functional.ways import bound_of
+from ..functional.bounds import bound_of
 from ..kernels import engine_of
 from ..kernels.tasks import LAYER
 from .job import Job

@@ -11,7 +11,7 @@ import torch
 from .._array import known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
-from ..functional.ways import Way, way_of
+from .._core.ways import Way, way_of
 from . import torch_blocks
 from .job import Job, RowLoss, RowTerms
 from .torch_blocks import BlockSize, sizes_of

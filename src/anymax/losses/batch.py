@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, as_dtype, asarray, dot, namespace, quiet, stop_gradient, total, upcast
+from .._array import Array, Namespace, as_dtype, asarray, dot, namespace, quiet, stop_gradient, take, total, upcast
 from .._core.axes import Joined
 from .._core.classes import class_indices, refuse_strays
 from .._core.mapping import Mapping, row_top
@@ -71,7 +72,7 @@ class Batch:
     rows: Array  # [..., n], in the dtype of the computation
     keep: Array  # [..., n], False where masked
     poisoned: Array  # [..., 1], True for scores with NaN or +inf and for an impossible target
-    y: Array  # [..., n], the target as a distribution, smoothed
+    target: Array  # [..., n], a distribution as it was given; or [..., 1], a class index, -1 where there is none
     indices: bool
     ignored: Array  # [..., 1], True for a sample that is left out
     class_weight: Array | None  # [n]
@@ -98,18 +99,25 @@ class Batch:
             t = t[..., None]
             ignored = t == options.ignore_index
             t = xp.where(ignored, -xp.ones_like(t), t)
-            y = xp.astype(t == _array.positions(rows, t.dtype, xp), rows.dtype)
         else:
-            y = _array.to_last(as_dtype(t, rows.dtype, xp), call.axis, xp)
+            t = _array.to_last(as_dtype(t, rows.dtype, xp), call.axis, xp)
             ignored = xp.zeros_like(poisoned)
         sample_weight = None
         if class_weight is not None:
             with quiet(rows):
-                sample_weight = dot(y, class_weight, xp)
-        if options.smoothing:
-            free = xp.astype(keep, rows.dtype)
-            y = smoothed(options, mapping, y, free, total(free, xp), total(y, xp), xp)
-        return cls(xp, mapping, rows, keep, poisoned, y, indices, ignored, class_weight, sample_weight, options, dtype)
+                sample_weight = _of_class(class_weight, t, rows, xp) if indices else dot(t, class_weight, xp)
+        return cls(xp, mapping, rows, keep, poisoned, t, indices, ignored, class_weight, sample_weight, options, dtype)
+
+    @functools.cached_property
+    def y(self) -> Array:
+        """The target as a distribution, [..., n], smoothed."""
+        xp, rows, y = self.xp, self.rows, self.target
+        if self.indices:
+            y = xp.astype(y == _array.positions(rows, y.dtype, xp), rows.dtype)
+        if not self.options.smoothing:
+            return y
+        free = xp.astype(self.keep, rows.dtype)
+        return smoothed(self.options, self.mapping, y, free, total(free, xp), total(y, xp), xp)
 
     def check_sums(self, masked: Array) -> None:
         """Raise an error if the target sums to what p can't sum to, as far as values may be read. `masked`: a class with a target is."""
@@ -131,12 +139,39 @@ class Batch:
         """The probabilities [..., n]."""
         return bridge(self.rows).apply(self.mapping, self.rows)
 
+    @functools.cached_property
+    def place(self) -> Array | None:
+        """Where in the row the only class with a target lies, [..., 1], 0 where there is none; None for a distribution."""
+        if not self.indices or self.options.smoothing:
+            return None
+        return _at(self.target, self.rows, self.xp)
+
     def of_target(self, per_class: Array, finite: Array) -> Array:
         """<y, per_class> with the class weights, [..., 1]; see `of_target`."""
+        if self.place is not None:
+            return self.of_place(take(per_class, self.place, self.xp), take(finite, self.place, self.xp))
         factor = self.y if self.class_weight is None else self.y * self.class_weight
         return of_target(factor, per_class, finite, self.xp)
+
+    def of_place(self, value: Array, finite: Array) -> Array:
+        """`of_target` from the values at `place`."""
+        return of_target(_of_class(self.class_weight, self.target, self.rows, self.xp), value, finite, self.xp)
 
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
         samples = Samples(self.poisoned, self.ignored, self.sample_weight, self.indices)
         return self.options.reduce(*each_row(self.options, value, samples, weighs=weighted), self.dtype, self.xp)
+
+
+def _at(index: Array, rows: Array, xp: Namespace) -> Array:
+    """Class indices [..., 1] as places in the rows, 0 for those that are no class."""
+    return xp.where((index >= 0) & (index < rows.shape[-1]), index, xp.zeros_like(index))
+
+
+def _of_class(weight: Array | None, index: Array, rows: Array, xp: Namespace) -> Array:
+    """The class weight of each index, or 1, [..., 1]; 0 for an index that is no class."""
+    at = _at(index, rows, xp)
+    if weight is None:
+        return xp.astype(at == index, rows.dtype)
+    of_class = xp.reshape(xp.take(weight, xp.reshape(at, (-1,)), axis=0), index.shape)
+    return xp.where(at == index, of_class, xp.zeros_like(of_class))

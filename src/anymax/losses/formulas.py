@@ -12,7 +12,7 @@ from .._core.mapping import Mapping, no_potential
 from .._core.rows import hide
 from .._core.typing import LossKind
 from ..autodiff import bridge
-from ..functional.draws import check_draw, log_p_of_draw, p_of_draw
+from ..functional.draws import check_draw, log_p_of_draw, log_p_of_draw_at, p_of_draw
 from .batch import Batch, with_all_classes
 from .indices import index_loss, loss_of_rows
 from .margins import with_margin
@@ -102,6 +102,9 @@ def nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Arr
 
 
 def minus_log_p(batch: Batch) -> Array:
+    if batch.place is not None:  # no array of all classes where p suffices
+        log_p = log_p_of_draw_at(batch.mapping, batch.rows, batch.place, batch.xp)
+        return -batch.of_place(log_p, log_p > -math.inf)
     log_p = log_p_of_draw(batch.mapping, batch.rows, batch.xp)
     return -batch.of_target(log_p, log_p > -math.inf)
 

@@ -34,7 +34,7 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
 from .._core.typing import AnyArray, Axes, Numbers
 from .._random.draws import at, check_k, invert, uniforms
-from .._random.noises import draw
+from .._random.noises import with_noise
 from ..functional.draws import log_p_of_draw
 from ..kernels.selection import chosen
 from ..likelihood.terms import read
@@ -101,7 +101,8 @@ def topk_log_prob(
     check_invalid("topk_log_prob", invalid)
     axes = pick_axis(axis, dim)
     log_p, place, xp = _log_p("topk_log_prob", mapping, x, transform, axes, mask)
-    found = _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), place, xp)
+    index = chosen(log_p, check_k("topk_log_prob", k, log_p.shape[-1]), xp)
+    found = _with_log_p(index, log_p, place, xp)
     return _valid("topk_log_prob", found, mapping, x, axes, mask, invalid, xp)
 
 
@@ -152,8 +153,8 @@ def gumbel_topk(
     log_p, place, xp = _log_p("gumbel_topk", mapping, x, transform, axes, mask)
     k, log_p = check_k("gumbel_topk", k, log_p.shape[-1]), stop_gradient(log_p)
     with quiet(log_p):
-        z = log_p + draw("gumbel", tuple(log_p.shape), log_p, generator)
-    return _valid("gumbel_topk", _best(z, log_p, k, place, xp), mapping, x, axes, mask, invalid, xp)
+        index = with_noise(lambda rows, added: chosen(rows + added, k, xp), "gumbel", log_p, log_p.shape[-1], generator)
+    return _valid("gumbel_topk", _with_log_p(index, log_p, place, xp), mapping, x, axes, mask, invalid, xp)
 
 
 def _log_p(
@@ -167,9 +168,8 @@ def _log_p(
     return given.seen(log_p), given.axis, xp
 
 
-def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
-    """The classes with the k largest keys, and their log p."""
-    index = chosen(key, k, xp)
+def _with_log_p(index: Array, log_p: Array, axis: int, xp: Namespace) -> TopK:
+    """The classes [..., k] and their log p."""
     found = at(log_p, index, xp)
     found = xp.where((index >= 0) | xp.isnan(found), found, -math.inf * xp.ones_like(found))
     index = xp.where(found > -math.inf, index, -xp.ones_like(index))  # NaN too

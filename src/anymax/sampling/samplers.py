@@ -18,6 +18,7 @@ import numpy as np
 from .._array import (
     Array,
     Namespace,
+    all_finite,
     as_dtype,
     as_scalar,
     axis_or_all,
@@ -47,14 +48,23 @@ from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
 from .._core.typing import AnyArray, ArrayT, Axes, Numbers, Parameter
 from .._random.draws import at, count_of, invert, uniforms
-from .._random.noises import Noise, draw
+from .._random.noises import Noise, with_noise
 from ..functional import apply
 from ..functional.draws import check_draw, log_p_of_draw, may_draw_none, one_draw
 from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
 from ..transforms.applying import Pass, cut_and_full, read_steps, transforms_along
-from .results import DrawOptions, Invalid, Sample, SampleOptions, check_invalid, support_of, validated
+from .results import (
+    DrawOptions,
+    Invalid,
+    Sample,
+    SampleOptions,
+    check_invalid,
+    support_of,
+    validated,
+)
+from .supports import with_support
 
 
 @overload
@@ -145,16 +155,20 @@ def perturb_argmax(
     rows = to_last(x, axis, xp)
     _check_classes("perturb_argmax", rows, axis, invalid)
     rows = with_a_class(stop_gradient(upcast(rows, xp)))
-    y, keep, poisoned = finite_scores(rows, xp)
-    lead, n = tuple(y.shape[:-1]), y.shape[-1]
-    size = count_of(num_samples)
-    with quiet(y):
-        added = xp.reshape(draw(noise, (*lead, size * n), y, generator), (*lead, size, n))
-        z = xp.expand_dims(y, axis=-2) + scale * added
-    keep = xp.expand_dims(keep, axis=-2)
-    index = xp.argmax(hide(z, keep), axis=-1)
-    dead = poisoned | ~xp.any(keep, axis=-1)
-    index = validated("perturb_argmax", xp.where(dead, -xp.ones_like(index), index), rows, invalid, xp)
+    n, size = rows.shape[-1], count_of(num_samples)
+
+    def of_block(some: Array, added: Array) -> Array:
+        added = scale * xp.reshape(added, (*some.shape[:-1], size, n))
+        if all_finite(some, xp):
+            return xp.argmax(xp.expand_dims(some, axis=-2) + added, axis=-1)
+        y, keep, poisoned = finite_scores(some, xp)
+        keep = xp.expand_dims(keep, axis=-2)
+        index = xp.argmax(hide(xp.expand_dims(y, axis=-2) + added, keep), axis=-1)
+        return xp.where(poisoned | ~xp.any(keep, axis=-1), -xp.ones_like(index), index)
+
+    with quiet(rows):
+        index = with_noise(of_block, noise, rows, size * n, generator)
+    index = validated("perturb_argmax", index, rows, invalid, xp)
     return _samples_first(index, num_samples, xp)
 
 
@@ -409,9 +423,11 @@ def _in_one_pass(
     """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
     every = tuple(step for step, _ in read.steps)
-    rows = upcast(cut, xp) if support else cut  # the scores that are left are in fp32 or fp64
-    drawn = read.engine.decode(mapping, rows, every, u=uniforms(cut, size, generator, xp), log_p=log_prob, left=support)
-    listed = support_of(apply(mapping, drawn.left), xp) if support else None
+    u, listed = uniforms(cut, size, generator, xp), None
+    if support:
+        drawn, listed = with_support(read, mapping, upcast(cut, xp), u, log_prob)
+    else:
+        drawn = read.engine.decode(mapping, cut, every, u=u, log_p=log_prob)
     if not log_prob:
         return Sample(drawn.index, support=listed)
     without_cuts = tuple(step for step, truncates in read.steps if not truncates)

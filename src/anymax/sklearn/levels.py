@@ -19,7 +19,7 @@ from ..functional import apply
 from .losses import exponent_of
 
 _MOST = 200  # levels tried with a user's function, and levels kept in `cv_results_`
-_CHUNK = 1 << 22  # differences between scores computed at a time
+_CHUNK = 1 << 16  # differences between scores computed at a time, few enough for a cache
 
 
 def entering(c: float, z: np.ndarray) -> np.ndarray:

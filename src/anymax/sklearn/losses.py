@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..kernels.linked import link_of
 from ..losses.verbs import fenchel_young, nll
 from ..thresholds import logsumexp
 
-_NARROW = 64  # up to this many classes a loss is faster from p than in one pass
+NARROW = 64  # up to this many classes a loss is faster from p than in one pass
 _ENTRIES = 1 << 22  # entries of targets that are made dense at a time
 
 
@@ -30,6 +31,10 @@ class Loss(Protocol):
         """Approximate second derivatives by each score, without the weights."""
         ...
 
+    def of_rows(self, rows: slice) -> Loss | None:
+        """The part of the mean that some rows are; None where there is none."""
+        ...
+
 
 class IndexLoss:
     """The map's own loss of class indices."""
@@ -37,10 +42,9 @@ class IndexLoss:
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.mapping, self.target, self.weights = mapping, target, weights
         self.wide, self.each = weights.astype(np.float64), np.arange(len(target))
-        self.z = self.p = np.empty((0, 0))  # kept between calls: allocating them costs more than computing them
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        found = self.total(z) if z.dtype == np.float64 and 1 < z.shape[1] <= _NARROW else None
+        found = self.total(z) if z.dtype == np.float64 and 1 < z.shape[1] <= NARROW else None
         if found is not None:
             return found
         rows, residual = self.rows(z)
@@ -54,12 +58,8 @@ class IndexLoss:
         c = exponent_of(self.mapping)
         if c not in (0.0, 0.5, 1.0):
             return None
-        if self.p.shape != z.shape:
-            self.z, self.p = np.empty(z.shape), np.empty(z.shape)
-        if not z.flags.c_contiguous:
-            self.z[:] = z
-            z = self.z
-        p, at = apply(self.mapping, z, out=self.p), self.each * z.shape[1] + self.target
+        z = np.ascontiguousarray(z)
+        p, at = apply(self.mapping, z), self.each * z.shape[1] + self.target
         residual = p * self.wide[:, None]
         if c == 0:
             likely = p.reshape(-1)[at]
@@ -80,7 +80,7 @@ class IndexLoss:
             y[self.each, target] = weights
             return nll(mapping, z, target, reduction="none", axis=-1), _pull_log(mapping, z, y)
         c = exponent_of(mapping)
-        if c is not None and z.shape[1] <= _NARROW:
+        if c is not None and z.shape[1] <= NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
         found = engine.index_loss(mapping, z, target, save=True) if engine else None
@@ -111,6 +111,9 @@ class IndexLoss:
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return bends(z)
+
+    def of_rows(self, rows: slice) -> IndexLoss:
+        return IndexLoss(self.mapping, self.target[rows], self.weights[rows])
 
 
 def exponent_of(mapping: Mapping) -> float | None:
@@ -144,6 +147,10 @@ class ZeroFirst:
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return self.loss.curvature(zero_first(z))[:, 1:]
+
+    def of_rows(self, rows: slice) -> ZeroFirst | None:
+        part = self.loss.of_rows(rows)
+        return None if part is None else ZeroFirst(part)
 
 
 def zero_first(z: np.ndarray) -> np.ndarray:
@@ -187,6 +194,9 @@ class SharesLoss:
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return bends(z)
+
+    def of_rows(self, rows: slice) -> None:
+        return None
 
 
 def evenly(labels: Any, none: bool) -> Any:
@@ -233,6 +243,11 @@ class SigmoidLoss:
         p = sigmoid(z)
         return p * (1 - p)
 
+    def of_rows(self, rows: slice) -> SigmoidLoss:
+        out = copy.copy(self)
+        out.y, out.weights, out.wide = self.y[rows], self.weights[rows], self.wide[rows]
+        return out
+
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
     return 0.5 * (1.0 + np.tanh(0.5 * z))
@@ -257,6 +272,11 @@ class ZlprLoss:
         others, labels = (softmax(side)[:, 1:] for side in self.sides(z))
         p = others + labels
         return p * (1 - p)
+
+    def of_rows(self, rows: slice) -> ZlprLoss:
+        out = copy.copy(self)
+        out.y, out.weights, out.wide = self.y[rows], self.weights[rows], self.wide[rows]
+        return out
 
 
 def _pull_log(mapping: Mapping, z: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
-from .losses import Loss
+from .losses import NARROW, Loss
 
 _FULL = 512  # up to this many features T is a matrix
 _LATE = 1536  # up to this many T becomes a matrix if two diagonals were not enough
+_BLOCK = 1 << 17  # scores whose loss is computed at a time
 _ROWS = 16  # this many rows per feature are enough to find T
 
 
@@ -37,6 +38,7 @@ class Linear:
         weights: np.ndarray,
     ) -> None:
         self.x, self.loss, self.l2, self.weights = x, loss, l2, weights
+        self.parts = _parts(loss, x.shape[0], start.shape[1])
         self.dense = isinstance(x, np.ndarray)
         self.order: Any = "F" if self.dense else "C"
         self.d = x.shape[1]
@@ -49,15 +51,29 @@ class Linear:
         """Set the point to W."""
         self.w = np.array(w, order=self.order)
         self.z = self.times(self.w) if w.any() else np.zeros((self.x.shape[0], w.shape[1]), w.dtype, order=self.order)
-        self.next = np.empty_like(self.z)
+        self.dz = np.empty((0, 0), w.dtype)
+        self.residual = np.empty_like(self.z)
+        self.next = np.empty_like(self.z) if len(self.parts) == 1 else None
         self.size = self.product(self.w, self.w)
-        mean, self.residual = self.losses(self.z)
-        self.value = mean + 0.5 * self.l2 * self.size
+        self.value = self.losses(None) + 0.5 * self.l2 * self.size
 
-    def losses(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """The mean loss, and its gradient in the memory order of z."""
-        mean, residual = self.loss(z)
-        return mean, np.asarray(residual, order=self.order)
+    def losses(self, step: float | None) -> float:
+        """The mean loss at the point, or at a step on the line; its gradient is written to `residual`."""
+        mean = 0.0
+        for rows, loss in self.parts:
+            value, residual = loss(self.z[rows] if step is None else self.there_of(rows, step))
+            mean += value
+            if len(self.parts) == 1:
+                self.residual = np.asarray(residual, order=self.order)
+            else:
+                self.residual[rows] = residual
+        return mean
+
+    def there_of(self, rows: slice, step: float) -> np.ndarray:
+        """Some rows of the scores at a step on the line; all of them are kept in `next`, which costs less than new memory."""
+        z = np.multiply(self.dz[rows], self.dz.dtype.type(step), out=self.next)
+        z += self.z[rows]
+        return z
 
     def times(self, w: np.ndarray) -> np.ndarray:
         """x @ W, with the intercepts."""
@@ -109,16 +125,18 @@ class Linear:
         self.cross, self.stride = self.product(self.w, self.dw), self.product(self.dw, self.dw)
 
     def look(self, step: float) -> tuple[float, float]:
-        np.multiply(self.dz, self.dz.dtype.type(step), out=self.next)
-        self.next += self.z
-        mean, self.residual = self.losses(self.next)
+        mean = self.losses(step)
         pull = float(np.dot(_flat(self.residual), _flat(self.dz)))
         size = self.size + step * (2.0 * self.cross + step * self.stride)
         self.there = mean + 0.5 * self.l2 * size, size
         return self.there[0], pull + self.l2 * (self.cross + step * self.stride)
 
     def move(self, step: float) -> None:
-        self.z, self.next = self.next, self.z
+        if self.next is not None:
+            self.z, self.next = self.next, self.z
+        else:
+            for rows, _ in self.parts:
+                self.z[rows] = self.there_of(rows, step)
         self.dw *= self.dw.dtype.type(step)
         self.w += self.dw
         self.value, self.size = self.there
@@ -127,7 +145,10 @@ class Linear:
         if self.w.dtype == np.float32:
             self.put(self.w)  # compute the scores again, without the rounding errors of the updates
         self.refits += 1
-        curvature = self.loss.curvature(self.z)
+        self.dz = np.empty((0, 0), self.z.dtype)  # the next line has another
+        curvature = np.empty_like(self.z)
+        for rows, loss in self.parts:
+            curvature[rows] = loss.curvature(self.z[rows])
         if self.refits > 1 and _FULL < self.d + (self.ones is not None) <= _LATE:
             found = late_preconditioner(self.x, self.weights, curvature, self.l2, self.ones is not None)
         else:
@@ -136,6 +157,15 @@ class Linear:
             return False
         self.precondition = found
         return True
+
+
+def _parts(loss: Loss, n: int, k: int) -> list[tuple[slice, Loss]]:
+    """The rows in blocks, and the loss of each; one block where there are many classes, or the loss can't be parted."""
+    step = max(1, _BLOCK // k)
+    if k > NARROW or n < 2 * step or loss.of_rows(slice(0, step)) is None:
+        return [(slice(0, n), loss)]
+    blocks = [slice(i, min(i + step, n)) for i in range(0, n, step)]
+    return [(rows, part) for rows in blocks if (part := loss.of_rows(rows)) is not None]
 
 
 def _flat(a: np.ndarray) -> np.ndarray:
@@ -162,9 +192,9 @@ def first_preconditioner(x: Any, weights: np.ndarray, curvature: float, l2: floa
 def second_preconditioner(
     x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool
 ) -> Preconditioner | None:
-    """One T for each class, from its curvature at the current point; None where that is too expensive or fails."""
+    """One T for each class, from its curvature at the current point, which is overwritten; None where that is too expensive or fails."""
     n, d, k = x.shape[0], x.shape[1] + intercept, curvature.shape[1]
-    curvature = curvature * weights[:, None]
+    curvature *= weights[:, None]
     if d > _FULL:
         return _scaling(x, curvature, l2, intercept)
     count = min(n, _ROWS * d, 20 * n // d)  # as expensive as ten iterations

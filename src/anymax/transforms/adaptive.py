@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 from .._array import NOT_NEGATIVE, SHARE, Array, Namespace, Ranges, check_flag, pick_axis
 from .._core.typing import Parameter
-from .._random.truncation import mink_keep, pless_keep, toph_hundred_keep, toph_keep
+from .._random.truncation import mink_count, pless_level, toph_count, toph_hundred_count
 from .base import Transform, makes_transform, of_scores
-from .truncation import Truncation, min_keep_of
+from .entropy import softmax_entropy
+from .truncation import ByLevel, EpsilonCutoff, Truncation, min_keep_of
 
 
 @makes_transform
@@ -38,11 +39,14 @@ def pless(norm: bool = False, min_keep: int = 1, *, axis: int = -1, dim: int | N
     return _PLess((("norm", norm), ("min_keep", min_keep_of("pless", min_keep))), pick_axis(axis, dim))
 
 
-class _PLess(Truncation):
+class _PLess(ByLevel):
     name = "pless"
 
-    def keep(self, x: Array, xp: Namespace, norm: bool, min_keep: int) -> Array:
-        return pless_keep(x, xp, min_keep, norm)
+    def level_of(self, x: Array, xp: Namespace, norm: bool, min_keep: int) -> Array:
+        return pless_level(x, xp, norm)
+
+    def other(self, level: Array) -> Truncation:
+        return EpsilonCutoff((("epsilon", level), ("min_keep", dict(self.params)["min_keep"])))
 
 
 @makes_transform
@@ -73,13 +77,13 @@ def toph(a: Parameter = 0.4, min_keep: int = 1, *, axis: int = -1, dim: int | No
     return _TopH((("a", a), ("min_keep", min_keep_of("toph", min_keep))), pick_axis(axis, dim))
 
 
-class _TopH(Truncation):
+class _TopH(ByLevel):
     name = "toph"
     aligned = ("a",)
     ranges: ClassVar[Ranges] = {"a": SHARE}
 
-    def keep(self, x: Array, xp: Namespace, a: Any, min_keep: int) -> Array:
-        return toph_keep(x, a, xp, min_keep)
+    def level_of(self, x: Array, xp: Namespace, a: Any, min_keep: int) -> Array:
+        return toph_count(x, a, softmax_entropy(x, xp), xp, min_keep)
 
 
 @makes_transform
@@ -105,13 +109,13 @@ def toph_of_transformers(a: Parameter, *, axis: int = -1, dim: int | None = None
     return _TopHOfTransformers((("a", a),), pick_axis(axis, dim))
 
 
-class _TopHOfTransformers(Truncation):
+class _TopHOfTransformers(ByLevel):
     name = "toph_of_transformers"
     aligned = ("a",)
     ranges: ClassVar[Ranges] = {"a": SHARE}
 
-    def keep(self, x: Array, xp: Namespace, a: Any) -> Array:
-        return toph_hundred_keep(x, a, xp)
+    def level_of(self, x: Array, xp: Namespace, a: Any) -> Array:
+        return toph_hundred_count(x, a, xp)
 
 
 @makes_transform
@@ -137,10 +141,10 @@ def mink(tau: Parameter = 3.0, min_keep: int = 1, *, axis: int = -1, dim: int | 
     return _MinK((("tau", tau), ("min_keep", min_keep_of("mink", min_keep))), pick_axis(axis, dim))
 
 
-class _MinK(Truncation):
+class _MinK(ByLevel):
     name = "mink"
     aligned = ("tau",)
     ranges: ClassVar[Ranges] = {"tau": NOT_NEGATIVE}
 
-    def keep(self, x: Array, xp: Namespace, tau: Any, min_keep: int) -> Array:
-        return mink_keep(x, tau, xp, min_keep)
+    def level_of(self, x: Array, xp: Namespace, tau: Any, min_keep: int) -> Array:
+        return mink_count(x, tau, xp, min_keep)

@@ -20,6 +20,7 @@ from .._array import (
     Range,
     Ranges,
     adopt,
+    all_finite,
     any_of_row,
     as_dtype,
     check_axis,
@@ -32,11 +33,13 @@ from .._array import (
     floats,
     framework,
     from_last,
+    in_blocks,
     in_range,
     is_array,
     is_boolean,
     is_floating,
     is_integer,
+    is_large,
     is_number,
     like,
     namespace,
@@ -46,6 +49,7 @@ from .._array import (
     quiet,
     safe,
     stop_gradient,
+    takes_blocks,
     to_last,
     upcast,
 )
@@ -57,6 +61,7 @@ from .._core.shards import sharded, transform_over_devices
 from .._core.tables import Default, Function, share_words
 from .._core.typing import ArrayT, Numbers
 from ..kernels import decode, engine_of
+from ..kernels.engine import Engine
 from ..kernels.tasks import DECODE
 from ..mappings import Softmax
 
@@ -99,6 +104,9 @@ class Transform(ABC):
     aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others are passed unchanged
     # True if it needs all rows at once, since what it draws for a row depends on the row's index
     whole: ClassVar[bool] = False
+    blocks_itself: ClassVar[bool] = (
+        False  # True if `rows` takes some rows at a time where that is quicker; else its caller does
+    )
     truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
     random: ClassVar[bool] = False  # True if it adds random numbers
     elementwise: ClassVar[bool] = False  # True if it changes each score by itself
@@ -128,7 +136,9 @@ class Transform(ABC):
 
     def aligned_rows(self, x: Array, axis: int, xp: Namespace) -> Array:
         """`rows` with the parameters aligned to rows whose classes were at `axis`; NaN where a parameter is out of its range."""
-        y = self.rows(x, xp, **self.align(x, axis, xp))
+        params = self.align(x, axis, xp)
+        apart = is_large(x) and self.by_rows and not self.blocks_itself
+        y = by_blocks(self.rows, x, xp, params) if apart else self.rows(x, xp, **params)
         own = dict(self.params)
         for name, allowed in self._ranges.items():
             bad = entries_out_of_range(own[name], allowed)  # as given: a cast may lose a small number
@@ -290,7 +300,11 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
     params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, values) for t, values in zip(parts, params, strict=True)):
         return None
-    steps = tuple(t.as_step(rows, values) for t, values in zip(parts, params, strict=True))
+    return by_steps(engine, rows, tuple(t.as_step(rows, values) for t, values in zip(parts, params, strict=True)))
+
+
+def by_steps(engine: Engine, rows: Array, steps: tuple[decode.Step, ...]) -> Array:
+    """The scores that truncations of an engine leave."""
     if differentiates(rows):  # masked_fill passes on gradients
         return rows.masked_fill(~engine.decode(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return engine.decode(_SOFTMAX, rows, steps, left=True).left
@@ -316,8 +330,23 @@ def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = 
 # -- rows ----------------------------------------------------------------------------------------------------------------------
 
 
+def by_blocks(function: Callable[..., Array], x: Array, xp: Namespace, params: dict[str, Any]) -> Array:
+    """`function(x, xp, **params)` with the classes last, some rows at a time where x takes blocks."""
+    arrays = [v for v in params.values() if is_array(v)]
+    if not takes_blocks(x, *arrays):
+        return function(x, xp, **params)
+    by_row = {k: v for k, v in params.items() if is_array(v) and v.ndim > 1}
+
+    def of_block(rows: Array, *values: Array) -> Array:
+        return function(rows, xp, **{**params, **dict(zip(by_row, values, strict=True))})
+
+    return in_blocks(of_block, x, *by_row.values())
+
+
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
     """`function(x)` at entries that are not masked; masked ones stay masked and pass on no derivative."""
+    if all_finite(x, xp):
+        return function(x)
     keep = x != -math.inf
     return hide(function(safe(x, keep, 0.0, xp)), keep)
 

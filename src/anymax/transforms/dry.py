@@ -21,7 +21,7 @@ from .._array import (
 )
 from .._core.typing import Parameter
 from .base import Transform, makes_transform, on_kept
-from .tokens import in_order, read_tokens, tokens_beside
+from .tokens import at_classes, in_order, read_tokens, tokens_beside
 
 _LONGEST = 50  # as in text-generation-webui: more would only make a power overflow
 
@@ -108,17 +108,21 @@ class _Dry(Transform):
         follows = tokens[..., 1:]
         for b in sequence_breakers:
             follows = xp.where(follows == b, -xp.ones_like(follows), follows)
-        most = largest_at(follows, xp.astype(length, x.dtype), x.shape[-1], xp)
-        costs = most >= allowed_length
-        over = xp.where(costs, most - allowed_length, xp.zeros_like(most))
-        most_power = 0.5 * math.log(float(xp.finfo(x.dtype).max))  # a penalty is finite, and does not mask
 
-        def move(y: Array) -> Array:
-            power = over * (xp.log(base) if is_array(base) else math.log(base))
-            power = xp.where(power < most_power, power, most_power * xp.ones_like(power))
-            return xp.where(costs, y - multiplier * xp.exp(power), y)
+        def of_all(x: Array, follows: Array, length: Array, multiplier: Any, base: Any) -> Array:
+            most = largest_at(follows, length, x.shape[-1], xp)
+            costs = most >= allowed_length
+            over = xp.where(costs, most - allowed_length, xp.zeros_like(most))
+            most_power = 0.5 * math.log(float(xp.finfo(x.dtype).max))  # a penalty is finite, and does not mask
 
-        return on_kept(x, move, xp)
+            def move(y: Array) -> Array:
+                power = over * (xp.log(base) if is_array(base) else math.log(base))
+                power = xp.where(power < most_power, power, most_power * xp.ones_like(power))
+                return xp.where(costs, y - multiplier * xp.exp(power), y)
+
+            return on_kept(x, move, xp)
+
+        return at_classes(of_all, x, follows, (xp.astype(length, x.dtype), multiplier, base), xp)
 
 
 def _repeated(tokens: Array, breakers: tuple[int, ...], xp: Namespace) -> Array:

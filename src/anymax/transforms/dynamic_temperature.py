@@ -11,17 +11,14 @@ from .._array import (
     Array,
     Namespace,
     Ranges,
-    finite_scores,
+    is_strange,
     pick_axis,
     power,
-    stop_gradient,
-    top,
     total,
-    xlogx,
 )
-from .._core.rows import hide
 from .._core.typing import Parameter
 from .base import Transform, makes_transform
+from .entropy import softmax_entropy
 from .scaling import divided
 
 
@@ -70,15 +67,9 @@ class _DynamicTemperature(Transform):
 
 
 def _flatness(x: Array, xp: Namespace) -> Array:
-    """The entropy of each row, [..., 1], from 0 to 1, as a share of the largest that it could have."""
-    y, keep, _ = finite_scores(x, xp)
-    n = total(xp.astype(keep, y.dtype), xp)
-    high = stop_gradient(top(hide(y, keep), xp))
-    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
-    e = xp.where(keep, xp.exp(xp.where(keep, y, xp.zeros_like(y))), xp.zeros_like(y))
-    z = total(e, xp)
-    p = e / xp.where(z > 0, z, xp.ones_like(z))
+    """The entropy of each row, [..., 1], from 0 to 1, as a share of the largest that it could have; 1 in a row with a NaN or +inf."""
+    n = total(xp.astype(x != -math.inf, x.dtype), xp)
     two = n > 1
-    most = xp.log(xp.where(two, n, 2.0 * xp.ones_like(n)))
-    share = -total(xlogx(p, xp), xp) / most
+    share = xp.astype(softmax_entropy(x, xp), x.dtype) / xp.log(xp.where(two, n, 2.0 * xp.ones_like(n)))
+    share = xp.where(is_strange(x, xp), xp.ones_like(share), share)
     return xp.where(two, share, xp.zeros_like(share))

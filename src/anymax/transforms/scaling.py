@@ -16,6 +16,7 @@ from .._array import (
     Array,
     Namespace,
     Ranges,
+    all_finite,
     asarray,
     differentiates,
     dtype_name,
@@ -39,7 +40,7 @@ from .._core.names import as_mapping
 from .._core.rows import hide
 from .._core.typing import Numbers, Parameter
 from .._random.generators import listed
-from .._random.noises import Noise, draw, find
+from .._random.noises import Noise, find, with_noise
 from .base import Transform, as_parameter, makes_transform, on_kept
 
 _TINY = 1.2e-38  # no dtype to compute in has a larger temperature whose reciprocal is infinite
@@ -323,12 +324,14 @@ class _Normalize(Transform):
 
     def rows(self, x: Array, xp: Namespace, kind: str) -> Array:
         y, keep, poisoned = finite_scores(x, xp)
+        every = all_finite(x, xp)
         if kind == "standard":  # does not depend on an offset or a factor of the scores
-            centred = _scaled(_centred(_scaled(y, xp)[0], keep, xp), xp)
-            y, zero = _centred(centred[0], keep, xp), centred[2]
-            weight = xp.astype(keep, y.dtype)
-            square = total(weight * y * y, xp) / safe(total(weight, xp), ~zero, 1.0, xp)
-            return finish(y / xp.sqrt(safe(square, ~zero, 1.0, xp)), keep, poisoned, xp, masked=-math.inf)
+            some = None if every else keep
+            centred = _scaled(_centred(_scaled(y, xp)[0], some, xp), xp)
+            y, zero = _centred(centred[0], some, xp), centred[2]
+            square = total(y * y, xp) / safe(_number(y, some, xp), ~zero, 1.0, xp)
+            y = y / xp.sqrt(safe(square, ~zero, 1.0, xp))
+            return y if every else finish(y, keep, poisoned, xp, masked=-math.inf)
         z, _, zero = _scaled(y, xp)  # a common factor changes none of the three
         if kind == "l1":
             norm = total(xp.abs(z), xp)
@@ -342,18 +345,22 @@ class _Normalize(Transform):
         if kind == "max":  # large negative scores over a tiny maximum must not become -inf, which means masked
             lowest = float(xp.finfo(x.dtype).min)
             out = xp.where(out < lowest, lowest * xp.ones_like(out), out)
-        return finish(out, keep, poisoned, xp, masked=-math.inf)
+        return out if every else finish(out, keep, poisoned, xp, masked=-math.inf)
 
 
-def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
-    """y minus the mean of the kept entries; 0 elsewhere. A row of equal scores gives exact zeros."""
-    weight = xp.astype(keep, y.dtype)
-    count = total(weight, xp)
-    high = stop_gradient(top(hide(y, keep), xp))
-    # equal scores: exactly 0
-    y = xp.where(keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y))
-    mean = total(y, xp) / xp.where(count > 0, count, xp.ones_like(count))
-    return xp.where(keep, y - mean, xp.zeros_like(y))
+def _centred(y: Array, keep: Array | None, xp: Namespace) -> Array:
+    """y minus the mean of the kept entries, or of all; 0 elsewhere. A row of equal scores gives exact zeros."""
+    high = stop_gradient(top(y if keep is None else hide(y, keep), xp))
+    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))  # equal scores: exactly 0
+    y = y if keep is None else xp.where(keep, y, xp.zeros_like(y))
+    count = _number(y, keep, xp)
+    y = y - total(y, xp) / xp.where(count > 0, count, xp.ones_like(count))
+    return y if keep is None else xp.where(keep, y, xp.zeros_like(y))
+
+
+def _number(y: Array, keep: Array | None, xp: Namespace) -> Array:
+    """How many entries of each row are kept, [..., 1]; None keeps all."""
+    return total(xp.ones_like(y) if keep is None else xp.astype(keep, y.dtype), xp)
 
 
 def cosine(weight: Any, eps: float = 1e-8, *, axis: int = -1, dim: int | None = None) -> Transform:
@@ -451,7 +458,12 @@ class _Noise(Transform):
     random = True
 
     def rows(self, x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
-        return on_kept(x, lambda y: y + scale * draw(kind, tuple(x.shape), x, generator), xp)
+        def of_block(rows: Array, added: Array, *scales: Array) -> Array:
+            (by,) = scales or (scale,)
+            return on_kept(rows, lambda y: y + by * added, xp)
+
+        scales = (scale,) if is_array(scale) and scale.ndim else ()
+        return with_noise(of_block, kind, x, x.shape[-1], generator, *scales)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------

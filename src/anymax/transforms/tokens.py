@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,22 +19,31 @@ from .._array import (
     asarray,
     beside,
     counts,
+    decides,
     device_of,
     dtype_name,
+    in_blocks,
+    is_array,
     is_int,
     is_integer,
     is_number,
+    is_torch,
+    known,
     known_any,
     namespace,
     number,
+    on_host,
     pick_axis,
     positions,
     sums_at,
+    takes_blocks,
 )
 from .._core.classes import PADDING
 from .._core.rows import hide
 from .._core.typing import Parameter
 from .base import Transform, from_numpy, makes_transform, on_kept
+
+_LONG = 16384  # classes of a row from which on a penalty of some of them takes these alone
 
 
 @makes_transform
@@ -83,16 +93,18 @@ class _RepetitionPenalty(Transform):
     ranges: ClassVar[Ranges] = {"penalty": POSITIVE, "presence": FINITE, "frequency": FINITE}
 
     def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
-        n = x.shape[-1]
-        tokens = tokens_beside("repetition_penalty", tokens, x, xp)
-        count = xp.astype(sums_at(counts(tokens, xp), None, n, xp), x.dtype)
-        seen = count > 0
+        def of_all(x: Array, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
+            count = xp.astype(sums_at(tokens, None, x.shape[-1], xp), x.dtype)
+            seen = count > 0
 
-        def move(y: Array) -> Array:
-            weighed = xp.where(y > 0, y / penalty, y * penalty)
-            return xp.where(seen, weighed - presence - frequency * count, y)
+            def move(y: Array) -> Array:
+                weighed = xp.where(y > 0, y / penalty, y * penalty)
+                return xp.where(seen, weighed - presence - frequency * count, y)
 
-        return on_kept(x, move, xp)
+            return on_kept(x, move, xp)
+
+        tokens = counts(tokens_beside("repetition_penalty", tokens, x, xp), xp)
+        return at_classes(of_all, x, tokens, (penalty, presence, frequency), xp)
 
 
 @makes_transform
@@ -212,8 +224,12 @@ class _SequenceBias(Transform):
         values = adopt(np.asarray(bias, np.float64), x, xp) if isinstance(bias, tuple) else from_numpy(bias, x, xp)
         values = xp.where(matches, xp.astype(values, x.dtype), xp.zeros(matches.shape, dtype=x.dtype, **device_of(x)))
         last = counts(adopt(np.asarray([words[-1] for words in sequences], np.int64), x, xp), xp)
-        added = sums_at(xp.broadcast_to(last, matches.shape), values, n, xp)
-        return on_kept(x, lambda y: y + added, xp)
+
+        def of_all(x: Array, last: Array, values: Array) -> Array:
+            added = sums_at(last, values, x.shape[-1], xp)
+            return on_kept(x, lambda y: y + added, xp)
+
+        return at_classes(of_all, x, xp.broadcast_to(last, matches.shape), (values,), xp)
 
 
 def allowed(classes: Any) -> Transform:
@@ -266,6 +282,39 @@ def _padded(tokens: Any) -> Any:
         return tokens
     rows = [[*row, *[-1] * (longest - len(row))] for row in tokens]
     return np.asarray(rows, None if longest else np.int64)
+
+
+def at_classes(
+    function: Callable[..., Array], x: Array, classes: Array, values: tuple[Any, ...], xp: Namespace
+) -> Array:
+    """`function(x, classes, *values)`, which changes none but these classes [..., m]; a negative one is none. Others are not computed."""
+    arrays = [k for k, v in enumerate(values) if is_array(v)]
+
+    def of_block(rows: Array, classes: Array, *own: Array) -> Array:
+        each = dict(zip(arrays, own, strict=True))
+        return _at_classes(function, rows, classes, [each.get(k, v) for k, v in enumerate(values)], xp)
+
+    own = [values[k] for k in arrays]
+    if takes_blocks(x, *own) and known(classes):
+        return in_blocks(of_block, x, classes, *own)
+    return of_block(x, classes, *own) if x.shape[-1] >= _LONG else function(x, classes, *values)
+
+
+def _at_classes(function: Callable[..., Array], x: Any, classes: Array, values: list[Any], xp: Namespace) -> Array:
+    few = x.shape[-1] >= _LONG and decides(x) and known(classes) and (is_torch(x) or isinstance(x, np.ndarray))
+    per_class = any(is_array(v) and v.ndim and v.shape[-1] == x.shape[-1] for v in values)
+    there = np.unique(on_host(classes)) if few and not per_class else np.empty(0)
+    there = there[np.searchsorted(there, 0) :]
+    if not few or per_class or 2 * there.size > x.shape[-1]:
+        return function(x, classes, *values)
+    places = adopt(np.searchsorted(there, on_host(classes)) - (on_host(classes) < 0), x, xp)
+    there = adopt(there, x, xp)
+    moved = function(xp.take(x, there, axis=-1), places, *values)
+    if is_torch(x):
+        return x.index_copy(-1, there, moved)
+    out = x.copy()
+    out[..., there] = moved
+    return out
 
 
 def in_order(tokens: Array, xp: Namespace) -> Array:

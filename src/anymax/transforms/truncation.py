@@ -32,10 +32,13 @@ from .._core.rows import hide
 from .._core.typing import AnyArray, Numbers, Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, group_keep, topk_keep, topp_keep, typical_keep, xtc_keep
+from ..kernels import engine_of
 from ..kernels.selection import chosen_mask, masked_as
-from ..kernels.tasks import Groups
-from .base import Transform, brief, makes_transform, of_scores
+from ..kernels.tasks import DECODE, Groups
+from ..mappings import Softmax
+from .base import Transform, brief, by_blocks, by_steps, makes_transform, of_scores
 
+_SOFTMAX = Softmax()
 _MOST = 2**31 - 1  # positions are counted in 32 bits
 
 
@@ -57,6 +60,31 @@ class Truncation(Transform):
 
     def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
         return hide(x, self.keep(x, xp, **params))
+
+
+class ByLevel(Truncation):
+    """A truncation that is another one with a number for each row."""
+
+    blocks_itself = True
+
+    @abstractmethod
+    def level_of(self, x: Array, xp: Namespace, **params: Any) -> Array:
+        """The number of each row, [..., 1], a constant for differentiation; same arguments as `rows`."""
+
+    def other(self, level: Array) -> Truncation:
+        """The other one: by default `topk`, and the level is how many classes it keeps."""
+        return _TopK((("k", level), ("min_keep", 1)))
+
+    def keep(self, x: Array, xp: Namespace, **params: Any) -> Array:
+        other = self.other(self.level_of(x, xp, **params))
+        return other.keep(x, xp, **dict(other.params))
+
+    def rows(self, x: Array, xp: Namespace, **params: Any) -> Array:
+        level = by_blocks(self.level_of, stop_gradient(x), xp, params)
+        other, engine = self.other(level), engine_of(DECODE, _SOFTMAX, x)
+        if engine is not None:
+            return by_steps(engine, x, (other.as_step(x, dict(other.params)),))
+        return by_blocks(other.rows, x, xp, dict(other.params))
 
 
 @makes_transform
@@ -354,13 +382,13 @@ def epsilon_cutoff(epsilon: Parameter, min_keep: int = 1, *, axis: int = -1, dim
     >>> np.exp(epsilon_cutoff(0.1)(np.log([0.87, 0.099, 0.001, 0.03]))).round(3)
     array([0.87, 0.  , 0.  , 0.  ])
     """
-    _EpsilonCutoff.check(epsilon=epsilon)
-    return _EpsilonCutoff(
+    EpsilonCutoff.check(epsilon=epsilon)
+    return EpsilonCutoff(
         (("epsilon", epsilon), ("min_keep", min_keep_of("epsilon_cutoff", min_keep))), pick_axis(axis, dim)
     )
 
 
-class _EpsilonCutoff(Truncation):
+class EpsilonCutoff(Truncation):
     name = step = "epsilon_cutoff"
     aligned = ("epsilon",)
     ranges: ClassVar[Ranges] = {"epsilon": INSIDE}
@@ -393,7 +421,7 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int = -1, dim: int | Non
     return _Eta((("epsilon", epsilon), ("min_keep", min_keep_of("eta", min_keep))), pick_axis(axis, dim))
 
 
-class _Eta(_EpsilonCutoff):
+class _Eta(EpsilonCutoff):
     name = step = "eta"
     by_entropy = True
 
