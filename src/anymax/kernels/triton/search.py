@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .links import quick_exp
-from .tile import AT_HAND, any_of, as_scalar, fetch, lanes, largest, per_lane, smallest, total, wide
+from .tile import AT_HAND, any_of, as_scalar, fetch, in_packs, lanes, largest, per_lane, smallest, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -87,7 +87,7 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, TILE: tl.constexpr):
         else:
             return wide(worth(x, top, m, BY))
     else:
-        live = tops >= m
+        live = in_packs(tops >= m, at, TILE)
         acc = per_lane(0.0, TILE, tl.float64 if BY == "exp" else tl.float32)
         for begin in range(0, at.n, TILE.K * TILE.L):
             v = fetch(at, begin, live, TILE, True)
@@ -98,7 +98,7 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, TILE: tl.constexpr):
     """`probe` at the pivots a <= b <= c of a row in steps, in one pass. A lane sums its few scores in fp32."""
-    live = tops >= a
+    live = in_packs(tops >= a, at, TILE)
     from_a = per_lane(0.0, TILE)
     from_b, from_c = from_a, from_a
     for begin in range(0, at.n, TILE.K * TILE.L):
@@ -221,7 +221,7 @@ def lowest_from(x, tops, m, at, TILE: tl.constexpr):
     if TILE.WHOLE:
         found = smallest(tl.where(x >= m, x, float("inf")))
     else:
-        live = tops >= m
+        live = in_packs(tops >= m, at, TILE)
         found_ = per_lane(float("inf"), TILE)
         for begin in range(0, at.n, TILE.K * TILE.L):
             v = fetch(at, begin, live, TILE, True)
@@ -264,7 +264,7 @@ def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, TILE: tl.const
         else:
             return largest(tl.where((ties > 0) & (lanes(0, ties.shape[1], ties.shape[2]) <= found), cols, -1))
     else:  # find the step, then the place in it
-        live = tops >= edge
+        live = in_packs(tops >= edge, at, TILE)
         count, before, where = room * 0, room * 0, room * 0
         for begin in range(0, at.n, TILE.K * TILE.L):
             upto = count + total((fetch(at, begin, live, TILE, True) == edge).to(tl.int32))

@@ -27,6 +27,7 @@ from .tile import (
     fetch,
     fill,
     gather,
+    in_packs,
     operand,
     output,
     parameter,
@@ -181,7 +182,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             tops -= top
             a = 0.0
         if FEW.FEW > 0:
-            held = matters(cells, top, live, par, at, FORM)
+            held = matters(cells, as_tile(top), as_tile(live.to(tl.int32)) > 0, as_tile(par), at, FORM)
             tile, cols, small = gather(at, held, LIST, COUNT, bad, list_span, FEW, TILE)
         if FORM.ABOVE is not None:
             ABOVE: tl.constexpr = FORM.ABOVE
@@ -260,7 +261,7 @@ def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, TI
     """Writes a longer row, or a part of it, without reading the lanes that have no probability."""
     live = per_lane(1, TILE, tl.int1)
     if MODE != "grad":
-        live = shares(tops, row, FORM) > 0.0
+        live = in_packs(shares(tops, row, FORM) > 0.0, at, TILE)
     for begin in range(goal.first, goal.end, TILE.K * TILE.L):
         p = shares(fetch(at, begin, live, TILE, False, OUTSIDE, False), row, FORM)
         finish(to, begin, p, goal, at, MODE, TILE)
@@ -269,7 +270,7 @@ def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, TI
 @triton.jit
 def dot_in_steps(tops, top, row, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """sum p (x - top) over a longer row."""
-    live = shares(tops, row, FORM) > 0.0
+    live = in_packs(shares(tops, row, FORM) > 0.0, at, TILE)
     acc = per_lane(0.0, TILE, tl.float64)
     for begin in range(0, at.n, TILE.K * TILE.L):
         v = fetch(at, begin, live, TILE, False)

@@ -276,6 +276,20 @@ def both(live, K: tl.constexpr):
 
 
 @triton.jit
+def in_packs(live, at, TILE: tl.constexpr):
+    """The live lanes and their neighbours in 16 bytes: a load of some numbers of a pack takes one instruction for each."""
+    PACK: tl.constexpr = 128 // at.X.dtype.element_ty.primitive_bitwidth
+    K: tl.constexpr = live.shape[1]
+    L: tl.constexpr = live.shape[2]
+    if TILE.RAGGED or L < PACK:
+        return live
+    else:
+        each = tl.reshape(live.to(tl.int32), [1, K, L // PACK, PACK])
+        any_ = tl.broadcast_to(tl.max(each, 3, keep_dims=True), [1, K, L // PACK, PACK])
+        return tl.max_constancy(tl.reshape(any_, [1, K, L]) > 0, [1, 1, PACK])
+
+
+@triton.jit
 def fetch_one(at, begin, live, TILE: tl.constexpr, K: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
               ALONE: tl.constexpr):  # fmt: skip
     """`fetch` by one load. It calls few functions, since a function in a loop is inlined only if calls are not nested deeply.
@@ -440,11 +454,13 @@ def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1,
 @triton.jit
 def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
     """(lane maxima of all parts [1, 1, PARTS L], lane maxima of the row, maximum, poisoned), from the TOPS of `survey_parts`."""
-    part = tl.arange(0, PARTS)[None, :, None] * L + tl.arange(0, L)[None, None, :]
-    found = tl.load(TOPS + row.to(tl.int64) * PARTS * L + part)
-    tops = highest(found, 1)
+    mine = TOPS + row.to(tl.int64) * PARTS * L
+    cells = tl.load(
+        mine + tl.arange(0, PARTS * L)[None, None, :]
+    )  # again, since to reshape would spread the numbers of a thread
+    tops = highest(tl.load(mine + lanes(0, PARTS, L)), 1)
     top = highest(tops, 2)
-    return tl.reshape(found, [1, 1, PARTS * L]), tops, top, poisoned(top)
+    return cells, tops, top, poisoned(top)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from .tile import (
     fetch,
     fill,
     gather,
+    in_packs,
     lanes,
     operand,
     output,
@@ -169,7 +170,8 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             if TILE.WHOLE:
                 guess, spread = expected(x, top, target)
             else:
-                bound, _ = from_lanes(cells, top, live, target, at)
+                bound, _ = from_lanes(cells, as_tile(top), as_tile(live.to(tl.int32)) > 0, as_tile(target), at)
+                bound = as_tile(bound)
         else:
             whole, guess, spread = mass(x, top, par, at, TILE)
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
@@ -177,7 +179,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             least = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / mine.n) - 1e-3)
             bound = tl.where(live & (par < 1.0), tl.maximum(least, bound), bound)
         if FEW.FEW > 0:
-            held = (cells >= bound) & (cells > float("-inf"))
+            held = (cells >= as_tile(bound)) & (cells > float("-inf"))
             tile, cols, small = gather(at, held, LIST, COUNT, bad, list_span, FEW, TILE)
         if small:
             best = tl.max(tile, 1, keep_dims=True)
@@ -220,7 +222,10 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                     finish_empty(to, goal, at, TILE)
                     finish_gathered(to, cols, emit(tile, cols, single, LOGS), ok, goal, at, TILE)
             elif not WRITES or PARTS == 0:
-                reaching = tops >= edge if MODE != "grad" else tops == tops
+                if MODE == "grad":
+                    reaching = tops == tops
+                else:
+                    reaching = in_packs(tops >= edge, at, TILE)
                 in_steps(to, reaching, kept, goal, at, MODE, LOGS, TILE)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
