@@ -18,7 +18,7 @@ from .dense import dense_parts, dense_rows
 from .links import Form
 from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
 from .perturb import perturb_rows
-from .plans import SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
+from .plans import LISTED, SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
 from .slope import slope_rows
 from .tile import Few, Tile, survey_parts
@@ -183,7 +183,6 @@ class _Solver(NamedTuple):
     options: dict[str, Any]
     param: float
     one_row: bool = False  # True if a program takes one row
-    parted: bool = True  # True if a row may be cut in parts
 
 
 def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
@@ -191,7 +190,7 @@ def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
     if link.kind in ("topk", "topp"):
         by, family = ("count", "truncated") if link.kind == "topk" else ("exp", "nucleus")
         options = {"BY": by, "LOGS": mode == "log", "PER_ROW": link.params is not None}
-        return _Solver(family, truncated_rows, options, link.param, parted=by == "count")
+        return _Solver(family, truncated_rows, options, link.param)
     exact = mode not in ("p", "grad") or job.x.dtype == torch.float32
     form, param = form_of(link, exact)
     short = form.P > 1 and mode == "p" and not (exact or keep_lanes)
@@ -205,18 +204,18 @@ def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None
     solver, rows, link, mode = _solver(job, keep_lanes), job.rows, job.link, job.mode
     x, _, result = job.tensors
     params = x if link.params is None else per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0, job.cut)
-    parted = job.cut is None and (solver.parted or mode == "grad")
-    call = _Call(solver.family, rows, one_row=solver.one_row, parted=parted)
+    call = _Call(solver.family, rows, one_row=solver.one_row, parted=job.cut is None)
     parts = 0 if mode == "grad" else call.parts
     targets, saved, lists, counts, few, list_span = job.targets, None, x, x, Few(), call.span
+    truncated, weigh = solver.kernel is truncated_rows, link.kind == "topp"
     if mode == "grad":
         if known is not None and (found := known.listed(call, rows.count)) is not None:
             lists, counts, few, list_span = found
     else:
         most, depth = (0, 1) if solver.one_row else few_lanes(call.plan, rows.columns)
-        few = Few(most, depth, call.plan.L, parts)
-        # zeros go to x only after its scores are read
-        late = most > 0 and "out" in rows.held and not disjoint(x, result)
+        few = Few(most, depth, call.plan.L, parts, min(LISTED, most * depth) if truncated else 0)
+        # zeros go to x only after its scores are read; and to a row that may keep most of them, only where it does not
+        late = most > 0 and ((weigh and not parts) or ("out" in rows.held and not disjoint(x, result)))
         if most:
             each = 4 if keep_lanes and mode == "loss" else 0
             first, memory = each * rows.count, call.empty(each + most + 1, torch.int32)
@@ -228,19 +227,20 @@ def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None
         few = few._replace(KEEP=saved is not None, LATE=late)
     options = {**job.options, **solver.options, "FEW": few, "TILE": call.masked}
     numbers = (list_span, *job.numbers, float(solver.param), rows.count)
+    between = (call.empty(few.MOST, torch.int32) if few.MOST and mode != "grad" else x,) if truncated else ()
     if not parts:
-        pointers = (*job.tensors, params, *targets, lists, counts, x, *rows.bounds)
+        pointers = (*job.tensors, params, *targets, lists, counts, *between, x, *rows.bounds)
         call(solver.kernel, pointers, numbers, options, call.parts or 1)
         return saved
-    tops = call.empty(parts * call.plan.L, torch.float32)
+    tops = call.empty(parts * (call.plan.L + 4), torch.float32)
     fill = None if few.LATE or not (few.FEW and job.writes) else -math.inf if mode == "log" else 0.0
     wide = call.plan.wide(x)
     tile = call.masked._replace(K=call.plan.K * call.plan.L // wide, L=wide)
-    split = {"FILL": fill, "PARTS": parts, "LANES": call.plan.L, "TILE": tile}
+    split = {"FILL": fill, "PARTS": parts, "LANES": call.plan.L, "WEIGH": weigh, "TILE": tile}
     call(survey_parts, (*job.tensors, tops), job.steps, split, parts)
     if job.writes:
         targets, options["SAVE"] = (*targets[:3], call.empty(4, torch.float32)), True
-    pointers = (*job.tensors, params, *targets, lists, counts, tops, *rows.bounds)
+    pointers = (*job.tensors, params, *targets, lists, counts, *between, tops, *rows.bounds)
     call(solver.kernel, pointers, numbers, options, warps=SOLVING)
     if job.writes:
         options |= {"MODE": "write", "FEW": few._replace(KEEP=False), "SAVE": False}

@@ -62,6 +62,7 @@ LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernel
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 256  # the most live lanes that are gathered to one tile
 GATHERED = 8192  # the most classes of that tile
+LISTED = 2048  # the most scores of an interval that are gathered to it
 forced: dict[str, Plan] = {}  # plans by kernel, which the tuner and the tests set
 
 

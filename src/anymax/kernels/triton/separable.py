@@ -31,6 +31,7 @@ from .tile import (
     operand,
     output,
     parameter,
+    part_lanes,
     per_lane,
     read_lanes,
     rows_of,
@@ -163,14 +164,15 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         s0, s1, s2, s3, bad = recall(STATE, row, valid)
         top, tops, a = s0, x, s0
         if MODE == "write":
-            tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
+            tops = part_lanes(TOPS, row, PARTS, L)
     else:
         if PARTS > 0:
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
             FILL: tl.constexpr = 0.0 if FEW.FEW > 0 and MODE == "p" and not FEW.LATE else None
-            x, tops, top, bad = survey(at, output(mine, OUT, o0, o1, o2, oc, TILE), FILL, TILE)
+            to = output(mine, OUT, o0, o1, o2, oc, TILE)
+            x, tops, top, bad, _, _, _ = survey(at, to, FILL, False, TILE)
             cells = tops
         bad = bad | (sound == 0)
         empty = top == float("-inf")
