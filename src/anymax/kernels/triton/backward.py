@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 
 from .links import over, sensitivity, taylor
+from .survey import (
+    read_lanes,
+)
 from .tile import (
     alone,
     as_scalar,
@@ -25,7 +28,6 @@ from .tile import (
     parameter,
     per_lane,
     put,
-    read_lanes,
     rows_of,
     scatter,
     smallest,

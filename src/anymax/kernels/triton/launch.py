@@ -21,8 +21,14 @@ from .perturb import perturb_rows
 from .plans import LISTED, SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
 from .slope import slope_rows
-from .tile import Few, Tile, survey_parts
-from .truncated import truncated_rows
+from .survey import (
+    survey_parts,
+)
+from .tile import (
+    Few,
+    Tile,
+)
+from .truncated import truncated_rows, weigh_parts
 
 Tensor = torch.Tensor
 
@@ -223,8 +229,8 @@ def _solve(job: _Forward, each: Tensor | None, keep_lanes: bool, known: Lanes | 
         # zeros go to x only after its scores are read; and to a row that may keep most of them, only where it does not
         late = most > 0 and ((weigh and not parts) or ("out" in rows.held and not disjoint(x, result)))
         if most:
-            each = 4 if keep_lanes and mode == "loss" else 0
-            first, memory = each * rows.count, call.empty(each + most + 1, torch.int32)
+            stated = 4 if keep_lanes and mode == "loss" else 0
+            first, memory = stated * rows.count, call.empty(stated + most + 1, torch.int32)
             made = Lanes(memory, few._replace(PARTS=0), list_span, rows.shift > 0, first)
             lists, counts = memory[first:], memory[first + rows.count * most :]
             saved = made if keep_lanes else None
@@ -238,12 +244,16 @@ def _solve(job: _Forward, each: Tensor | None, keep_lanes: bool, known: Lanes | 
         pointers = (*job.tensors, params, *targets, lists, counts, *between, x, *rows.bounds)
         call(solver.kernel, pointers, numbers, options, call.parts or 1)
         return saved
-    tops = call.empty(parts * (call.plan.L + 4), torch.float32)
+    tops = call.empty(parts * (call.plan.L + 8), torch.float32)
     fill = None if few.LATE or not (few.FEW and job.writes) else -math.inf if mode == "log" else 0.0
     wide = call.plan.wide(x)
     tile = call.masked._replace(K=call.plan.K * call.plan.L // wide, L=wide)
     split = {"FILL": fill, "PARTS": parts, "LANES": call.plan.L, "WEIGH": weigh, "TILE": tile}
     call(survey_parts, (*job.tensors, tops), job.steps, split, parts)
+    if weigh:
+        split = {"PER_ROW": each is not None, "PARTS": parts, "TILE": call.masked}
+        laid = (*rows.sizes, *job.read, float(solver.param))
+        call(weigh_parts, (*job.tensors[:2], params, tops), laid, split, parts)
     if job.writes:
         targets, options["SAVE"] = (*targets[:3], call.empty(4, torch.float32)), True
     pointers = (*job.tensors, params, *targets, lists, counts, *between, tops, *rows.bounds)

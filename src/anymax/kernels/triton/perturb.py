@@ -14,7 +14,22 @@ import triton
 import triton.language as tl
 
 from .links import law, over
-from .tile import alone, fetch, operand, output, parameter, per_class, per_lane, put, rows_of, survey, total, wide
+from .survey import (
+    survey,
+)
+from .tile import (
+    alone,
+    fetch,
+    operand,
+    output,
+    parameter,
+    per_class,
+    per_lane,
+    put,
+    rows_of,
+    total,
+    wide,
+)
 
 FAR_BELOW = tl.constexpr(-1e15)
 LEAST_SCALE = tl.constexpr(1e-37)  # its reciprocal is a float

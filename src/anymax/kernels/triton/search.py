@@ -42,6 +42,23 @@ def unkey(k):
 
 
 @triton.jit
+def pivot(m, at):
+    """The key of a score, or of the next lower number of its dtype: only such keys are pivots."""
+    if at.X.dtype.element_ty == tl.bfloat16:
+        return key(m) & -65536
+    elif at.X.dtype.element_ty == tl.float16:
+        return key(m) & -8192
+    else:
+        return key(m)
+
+
+@triton.jit
+def near(guess, spread, at):
+    """Three pivots around a guess."""
+    return pivot(guess - spread, at), pivot(guess, at), pivot(guess + spread, at)
+
+
+@triton.jit
 def weigh(x, top):
     """exp(x - top) for a finite maximum."""
     return quick_exp(x - top)
@@ -101,12 +118,12 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, TILE: tl.constexpr):
-    """`probe` at the pivots a <= b <= c of a row in steps, in one pass. A lane sums its few scores in fp32."""
+def probe_three(tops, top, a, b, c, first, end, at, BY: tl.constexpr, TILE: tl.constexpr):
+    """`probe` at the pivots a <= b <= c of a row in steps, or of its part [first, end), in one pass. A lane sums its scores in fp32."""
     live = in_packs(tops >= a, at, TILE)
     from_a = per_lane(0.0, TILE)
     from_b, from_c = from_a, from_a
-    for begin in range(0, at.n, TILE.K * TILE.L):
+    for begin in range(first, end, TILE.K * TILE.L):
         v = fetch(at, begin, live, TILE, True)
         from_a += tl.sum(worth(v, top, a, BY), 1, keep_dims=True)
         from_b += tl.sum(worth(v, top, b, BY), 1, keep_dims=True)
@@ -124,6 +141,15 @@ def narrowed(low, weight_low, high, weight_high, m, weight, target, go):
     down = go & (weight < target) & (m < high)
     low, weight_low = tl.where(up, m, low), tl.where(up, weight, weight_low)
     return low, weight_low, tl.where(down, m, high), tl.where(down, weight, weight_high)
+
+
+@triton.jit
+def narrowed_by(low, weight_low, high, weight_high, a, b, c, weights, target, go):
+    """`narrowed` by three probes."""
+    from_a, from_b, from_c = weights
+    low, weight_low, high, weight_high = narrowed(low, weight_low, high, weight_high, a, from_a, target, go)
+    low, weight_low, high, weight_high = narrowed(low, weight_low, high, weight_high, c, from_c, target, go)
+    return narrowed(low, weight_low, high, weight_high, b, from_b, target, go)
 
 
 @triton.jit
@@ -148,26 +174,28 @@ def ends(tops, a, b, at, TILE: tl.constexpr):
 
 
 @triton.jit
-def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, MOST: tl.constexpr,
+def select(x, tops, top, live, bound, start, ceiling, beyond, guess, spread, target, at, BY: tl.constexpr, MOST: tl.constexpr,
            TILE: tl.constexpr):  # fmt: skip
     """(edge, few, tied, beyond, weight from the edge on, weight beyond): the scores >= the edge weigh at least `target`, and less without
     their lowest value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are
     needed; those >= `beyond` are needed in any case.
 
     `bound`: a score such that those >= it surely weigh enough, or LOWEST. `start`: their weight or more; None: it is not known.
+    `ceiling`: a key such that the scores from it on weigh too little, `beyond`; or None.
     `guess`: where the edge may be, within about `spread`, or None. MOST: the search stops where so few scores are from the edge to `beyond`
     (then the edge is below that of the row); 1.5: none but equal ones are.
     """
     GRAIN: tl.constexpr = (  # the distance between the keys of neighbouring numbers
         65536 if at.X.dtype.element_ty == tl.bfloat16 else (8192 if at.X.dtype.element_ty == tl.float16 else 1)
     )
-    low = key(bound) & -GRAIN
-    high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # above every score
+    low, high = pivot(bound, at), pivot(tl.maximum(top, bound), at) + GRAIN  # above every score
     if start is None:
         weight_low = probe(x, tops, top, unkey(low), at, BY, TILE)
     else:
         weight_low = start
     weight_high = weight_low * 0.0
+    if ceiling is not None:
+        high, weight_high = tl.minimum(high, ceiling), beyond
     few = live & (weight_low < target)
     go = live & (few == 0) & (weight_low > target) & (low + GRAIN < high)
     if not TILE.WHOLE:
@@ -199,21 +227,15 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
             )
         elif turn % 4 == 3:  # many ties: there is nothing between them
             a, b = ends(tops, a, b, at, TILE)
-            low = tl.where(go & (a < float("inf")), tl.maximum(key(a) & -GRAIN, low), low)
-            high = tl.where(go & (b > float("-inf")), tl.minimum((key(b) & -GRAIN) + GRAIN, high), high)
+            low = tl.where(go & (a < float("inf")), tl.maximum(pivot(a, at), low), low)
+            high = tl.where(go & (b > float("-inf")), tl.minimum(pivot(b, at) + GRAIN, high), high)
         else:
             m = unkey(middle)
-            under = tl.maximum(tl.minimum(key(m - beside) & -GRAIN, middle - GRAIN), low + GRAIN)
-            over = tl.minimum(tl.maximum(key(m + beside) & -GRAIN, middle + GRAIN), high - GRAIN)
-            from_under, weight, from_over = probe_three(tops, top, unkey(under), m, unkey(over), at, BY, TILE)
-            low, weight_low, high, weight_high = narrowed(
-                low, weight_low, high, weight_high, under, from_under, target, go
-            )
-            low, weight_low, high, weight_high = narrowed(
-                low, weight_low, high, weight_high, over, from_over, target, go
-            )
-            low, weight_low, high, weight_high = narrowed(
-                low, weight_low, high, weight_high, middle, weight, target, go
+            under = tl.maximum(tl.minimum(pivot(m - beside, at), middle - GRAIN), low + GRAIN)
+            over = tl.minimum(tl.maximum(pivot(m + beside, at), middle + GRAIN), high - GRAIN)
+            weights = probe_three(tops, top, unkey(under), m, unkey(over), 0, at.n, at, BY, TILE)
+            low, weight_low, high, weight_high = narrowed_by(
+                low, weight_low, high, weight_high, under, middle, over, weights, target, go
             )
         go = go & (weight_low > target) & (low + GRAIN < high)
         go = go & more_than(MOST, low, weight_low, weight_high, top, BY)
@@ -231,7 +253,9 @@ def from_lanes(tops, top, live, k, at):
     maxima: at least k scores reach it."""
     guess, spread = expected(tops, top, k)
     bound = top * 0.0 + LOWEST
-    edge, few, _, _, _, _ = select(tops, tops, top, live, bound, None, guess, spread, k, at, "count", 1.5, AT_HAND)
+    edge, few, _, _, _, _ = select(
+        tops, tops, top, live, bound, None, None, None, guess, spread, k, at, "count", 1.5, AT_HAND
+    )
     return tl.where(live, edge, LOWEST), few
 
 
@@ -242,7 +266,9 @@ def kth(x, tops, top, live, k, at, TILE: tl.constexpr):
         edge, few = from_lanes(x, top, live, k, at)
     else:
         bound, _ = from_lanes(tops, top, live, k, at)
-        edge, few, _, _, _, _ = select(x, tops, top, live, bound, None, None, None, k, at, "count", 1.5, TILE)
+        edge, few, _, _, _, _ = select(
+            x, tops, top, live, bound, None, None, None, None, None, k, at, "count", 1.5, TILE
+        )
     return lowest_from(x, tops, edge, at, TILE), few
 
 

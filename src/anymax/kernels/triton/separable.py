@@ -17,6 +17,13 @@ import triton.language as tl
 from .links import expm1, log1p, share_of
 from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
 from .search import kth
+from .survey import (
+    gather,
+    part_lanes,
+    read_lanes,
+    survey,
+    surveyed,
+)
 from .thresholds import descent, fitted, positive_power, slope_and_power, solve
 from .tile import (
     AT_HAND,
@@ -26,18 +33,13 @@ from .tile import (
     as_tile,
     fetch,
     fill,
-    gather,
     in_packs,
     operand,
     output,
     parameter,
-    part_lanes,
     per_lane,
-    read_lanes,
     rows_of,
     scatter,
-    survey,
-    surveyed,
     total,
     wide,
 )

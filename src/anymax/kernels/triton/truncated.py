@@ -12,7 +12,36 @@ import triton.language as tl
 
 from .links import log1p
 from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
-from .search import LOWEST, chosen, cut, exceeded, expected, from_lanes, key, more_than, probe, select, weigh
+from .search import (
+    LOWEST,
+    chosen,
+    cut,
+    exceeded,
+    expected,
+    from_lanes,
+    key,
+    more_than,
+    narrowed_by,
+    near,
+    pivot,
+    probe,
+    probe_three,
+    select,
+    unkey,
+    weigh,
+)
+from .survey import (
+    list_between,
+    list_lanes,
+    moments,
+    moved,
+    part_lanes,
+    read_lanes,
+    read_listed,
+    survey,
+    surveyed,
+    surveyed_numbers,
+)
 from .tile import (
     AT_HAND,
     OUTSIDE,
@@ -23,25 +52,18 @@ from .tile import (
     fill,
     in_packs,
     lanes,
-    list_between,
-    list_lanes,
-    moments,
-    moved,
+    largest,
     operand,
     output,
     parameter,
-    part_lanes,
     per_lane,
-    read_lanes,
-    read_listed,
     rows_of,
     scatter,
-    survey,
-    surveyed,
-    surveyed_moments,
     total,
     wide,
 )
+
+SPREAD = tl.constexpr(0.05)  # deviations by which the guess of a longer row may be off
 
 
 @triton.jit
@@ -52,6 +74,36 @@ def nucleus(whole, first, second, top, p):
     mean = first * share
     deviation = tl.sqrt(tl.maximum(second * share - mean * mean, 0.0))
     return whole, top + mean + deviation * exceeded(p), deviation
+
+
+@triton.jit
+def nucleus_of_parts(TOPS, row, top, p, PARTS: tl.constexpr, L: tl.constexpr):
+    peaks, w0, w1, w2 = surveyed_numbers(TOPS, row, PARTS, 0, L)
+    w0, w1, w2 = moved(w0, w1, w2, peaks - top)
+    whole, guess, deviation = nucleus(wide(w0), total(w1), total(w2), top, p)
+    return whole, guess, SPREAD * deviation
+
+
+@triton.jit
+def weigh_parts(X, M, PARAMS, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, param, PER_ROW: tl.constexpr,
+                PARTS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Adds three numbers to each part in TOPS: what its scores weigh from each pivot on that is near the guess."""
+    L: tl.constexpr = TILE.L
+    mine = rows_of(X, X, rows, n, d1, d2, TILE)
+    at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
+    peaks, _, _, _ = surveyed_numbers(TOPS, mine.row, PARTS, 0, L)
+    top = largest(peaks)
+    top = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
+    _, guess, spread = nucleus_of_parts(TOPS, mine.row, top, parameter(PARAMS, param, mine, PER_ROW), PARTS, L)
+    a, b, c = near(guess, spread, at)
+    first = tl.program_id(1) * span
+    tops = part_lanes(TOPS, mine.row, PARTS, L)
+    end = tl.minimum(first + span, at.n)
+    from_a, from_b, from_c = probe_three(tops, top, unkey(a), unkey(b), unkey(c), first, end, at, "exp", TILE)
+    to = TOPS + mine.row.to(tl.int64) * (PARTS * (L + 8)) + PARTS * L + tl.program_id(1) * 8 + 4
+    tl.store(to, from_a.to(tl.float32))
+    tl.store(to + 1, from_b.to(tl.float32))
+    tl.store(to + 2, from_c.to(tl.float32))
 
 
 class Kept(NamedTuple):
@@ -153,7 +205,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
         live = (bad == 0) & (empty == 0)
         top = tl.where(live, top, 0.0)
         bound = top * 0.0 + LOWEST
-        whole, guess, spread = None, None, None
+        whole, ceiling, past, guess, spread = None, None, None, None, None
         if BY == "count":
             target = par
             if TILE.WHOLE:
@@ -167,29 +219,50 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
                 whole, guess, spread = nucleus(wide(w), total(vw), total(vvw), top, par)
                 spread *= 0.125
             else:
-                peaks = tops
                 if PARTS > 0:
-                    peaks, w0, w1, w2 = surveyed_moments(TOPS, row, PARTS, L)
-                w0, w1, w2 = moved(w0, w1, w2, peaks - top)
-                whole, guess, spread = nucleus(wide(w0), total(w1), total(w2), top, par)
-                spread *= 0.05
+                    whole, guess, spread = nucleus_of_parts(TOPS, row, top, par, PARTS, L)
+                else:
+                    w0, w1, w2 = moved(w0, w1, w2, tops - top)
+                    whole, guess, spread = nucleus(wide(w0), total(w1), total(w2), top, par)
+                    spread *= SPREAD
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # all scores below this bound together weigh less than the mass that is left out
             least = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / mine.n) - 1e-3)
             bound = tl.where(live & (par < 1.0), tl.maximum(least, bound), bound)
+            if PARTS > 0:
+                a, b, c = near(guess, spread, at)
+                from_a, from_b, from_c, _none = surveyed_numbers(TOPS, row, PARTS, 4, L)
+                weights = wide(from_a), wide(from_b), wide(from_c)
+                low_, whole, ceiling, past = narrowed_by(
+                    pivot(bound, at),
+                    whole,
+                    pivot(bound, at) * 0 + 0x7FFFFFFF,
+                    whole * 0.0,
+                    a,
+                    b,
+                    c,
+                    weights,
+                    target,
+                    live,
+                )
+                bound, guess, spread = unkey(low_), None, None
         if FEW.FEW > 0:
             held = (cells >= as_tile(bound)) & (cells > float("-inf"))
             count = list_lanes(held, LIST, COUNT, bad, FEW)
             small = count <= FEW.FEW
             edge, last, z = as_tile(top), as_tile(top).to(tl.int32), as_tile(top).to(tl.float64)
             low, aim, more = as_tile(bound), as_tile(target), z * 0.0
-            begun, near, off = None, None, None
+            begun, near_, off = None, None, None
             if BY == "exp":
-                begun, near, off = as_tile(whole), as_tile(guess), as_tile(spread)
+                begun = as_tile(whole)
+                if PARTS > 0:
+                    near_, off = 0.5 * (low + as_tile(top)), 0.25 * (as_tile(top) - low)
+                else:
+                    near_, off = as_tile(guess), as_tile(spread)
             at_hand = small
             if small == 0:
-                edge_, _, tied_, beyond_, upto, above_ = select(
-                    x, tops, top, live, bound, whole, guess, spread, target, at, BY, FEW.MOST, TILE
+                edge_, _few, tied_, beyond_, upto, above_ = select(
+                    x, tops, top, live, bound, whole, ceiling, past, guess, spread, target, at, BY, FEW.MOST, TILE
                 )
                 at_hand = any_of(tied_ & (more_than(FEW.MOST, key(edge_), upto, above_, top, BY) == 0))
                 if at_hand:
@@ -198,7 +271,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
                     aim = as_tile(target - above_)
                     if BY == "exp":
                         begun, more = as_tile(upto - above_), as_tile(above_)
-                        near, off = 0.5 * (low + high), 0.25 * (high - low)
+                        near_, off = 0.5 * (low + high), 0.25 * (high - low)
                     else:
                         more = as_tile(probe(x, tops, top, beyond_, at, "exp", TILE))
                 else:
@@ -214,13 +287,13 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
                     tile, cols = read_listed(at, LISTED, count, FEW, TILE)
                 best, peak, sane = tl.max(tile, 1, keep_dims=True), as_tile(top), as_tile(live.to(tl.int32)) > 0
                 edge, _few, tied, beyond, _upto, above = select(
-                    tile, best, peak, sane, low, begun, near, off, aim, at, BY, 1.5, AT_HAND
+                    tile, best, peak, sane, low, begun, None, None, near_, off, aim, at, BY, 1.5, AT_HAND
                 )
                 edge, last, z = settle(tile, cols, best, peak, edge, tied, beyond, above, aim, more, at, BY, L, AT_HAND)
                 edge, last, z = as_tile(edge), as_tile(last), as_tile(z)
         else:
             edge, _, tied, beyond, _, above = select(
-                x, tops, top, live, bound, whole, guess, spread, target, at, BY, 1.5, TILE
+                x, tops, top, live, bound, whole, ceiling, past, guess, spread, target, at, BY, 1.5, TILE
             )
             edge, last, z = settle(x, None, tops, top, edge, tied, beyond, above, target, 0.0, at, BY, L, TILE)
         log_z = log1p((z - 1.0).to(tl.float32))
