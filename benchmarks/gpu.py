@@ -17,7 +17,9 @@ from .gpu_attention import attention_cases, decoding_cases
 from .gpu_clock import BUFFERS, DEVICE, RING, around
 
 SHAPES = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 50257), (4096, 128256), (32, 1_000_000))
+FEW = ((1, 128_256), (16, 128_256), (64, 151_936))  # rows of a decoding model
 TINY = ((6, 40), (3, 200))  # of a dry run
+PEAKED = "normal x3"  # as the scores of a language model are
 DTYPES = ("float32", "bfloat16")
 SPARSE = ("sparsemax", "entmax15", "sparse_softmax")
 
@@ -45,6 +47,8 @@ def forward(case: Case) -> Workload:
     import torch
 
     xs = scores(case.shape, case.dtype, ring(case))
+    for x in xs if case.distribution == PEAKED else ():
+        x.mul_(3.0)
     outs = [torch.empty_like(x) for x in xs]
     function, mapping = calls(case.map, case.n)
     contenders: dict[str, Callable[[], Any]] = {
@@ -156,6 +160,11 @@ def _peer(case: Case) -> Callable[[Any], Any]:
 
         f = entmax.sparsemax if case.map == "sparsemax" else entmax.entmax15
         return lambda x: f(x, -1)
+    if case.note == "flashinfer":
+        import torch
+        from flashinfer import sampling
+
+        return lambda x: sampling.top_p_renorm_probs(torch.softmax(x, -1, dtype=torch.float32), 0.9)
     if case.note == "adasplash":
         from adasplash import triton_entmax
 
@@ -177,11 +186,23 @@ def table() -> list[Case]:
 
 
 def nucleus_cases() -> Iterator[Case]:
-    """Sorting is what top-p does elsewhere."""
-    for shape in TINY if DEVICE.dry else SHAPES[1:6]:
+    """Sorting is what top-p does elsewhere; few long rows, as a decoding model has them."""
+    make, bars = (
+        functools.partial(Case, needs=("torch", "triton")),
+        (Bar("torch.sort"), Bar("torch.softmax"), Bar("copy")),
+    )
+    for shape in TINY if DEVICE.dry else (*SHAPES[1:6], SHAPES[-1], *FEW):
         for dtype in DTYPES:
-            bars = Bar("torch.sort"), Bar("torch.softmax"), Bar("copy")
-            yield Case("gpu forward", "nucleus", shape, forward, bars, dtype=dtype, needs=("torch", "triton"))
+            for kind in ("normal", PEAKED):
+                yield make("gpu forward", "nucleus", shape, forward, bars, kind, dtype=dtype)
+        bar = Bar("flashinfer nucleus")
+        yield Case(
+            "gpu package", "nucleus", shape, package, (bar,), note="flashinfer", needs=("torch", "triton", "flashinfer")
+        )
+    for shape in TINY if DEVICE.dry else FEW:
+        for name in ("softmax", *SPARSE):
+            bars = Bar("torch.softmax"), Bar("copy"), *([Bar("torch.topk")] if name == "sparse_softmax" else [])
+            yield make("gpu forward", name, shape, forward, bars, PEAKED, dtype="bfloat16")
 
 
 def call_cases() -> Iterator[Case]:

@@ -62,6 +62,11 @@ def row_cases() -> Iterator[Case]:
             yield Case(f"forward/{name} {label}", forward, name in MAIN and shape[-1] in (1024, 128_256))
             if shape == MOST and engine.refuse_map("slope", maps[name]) is None:
                 yield Case(f"slope/{name} {label}", slope, False)
+            if shape == ROWS[-1] and name == "top-p":  # of parts in fp32, and of a decoding model
+                for other in ((32, 1_000_000, torch.float32), (16, 128_256, torch.bfloat16)):
+                    few = functools.partial(torch.empty, other[:2], dtype=other[2], device="meta")
+                    label_ = f"{other[0]}x{other[1]} {str(other[2])[6:]}"
+                    yield Case(f"forward/top-p {label_}", functools.partial(forward, maps[name], few), False)
             if name in MAIN[:2] and shape[-1] >= MOST[-1]:
                 yield Case(f"backward/{name} {label}", backward, False)
                 if shape[-1] <= 128_256:

@@ -21,7 +21,7 @@ POINTERS = {
 KERNELS = {
     "launch": (
         "separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "backward_parts", "slope_rows", "survey_parts",
-        "dense_parts",
+        "dense_parts", "weigh_parts",
     ),
     "attention": (
         "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",

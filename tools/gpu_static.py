@@ -197,12 +197,14 @@ class Leave(NamedTuple):
 
 LEAVE: tuple[Leave, ...] = (
     Leave(
-        r" 32x1000000 .* (separable|truncated)_rows p ", 2000, "one program solves a row from all lanes of its parts"
+        r" (32x1000000|16x128256) .* (separable|truncated)_rows p ",
+        176,
+        "one program solves a row from all lanes of its parts",
     ),
     Leave(
-        r"/top-p 4096x128256 .* 3\.4\.", 304, "three pivots a pass, of which the oldest compiler keeps a part in memory"
+        r"/top-p 4096x128256 .* 3\.4\.", 136, "three pivots a pass, of which the oldest compiler keeps a part in memory"
     ),
-    Leave(r" 4096x128256 .* (separable|truncated)_rows (p|loss) ", 72, "16 warps have 128 registers a thread"),
+    Leave(r" 4096x128256 .* (separable|truncated)_rows (p|loss) ", 64, "16 warps have 128 registers a thread"),
     Leave(r"/top-p 4096x8192 ", 64, "two rows in 128 registers a thread: 2.7 times as fast on an H200 as one"),
     Leave(r"^ragged/.* up to 40000 ", 48, "each score has an address of its own"),
     Leave(r"^attention/(entmax15|sparsemax) d64 ", 64, "168 registers are the most with which three programs fit"),

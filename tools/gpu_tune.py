@@ -68,7 +68,7 @@ def rows(only: str) -> Iterator[Trial]:
 
     from anymax.kernels import triton as engine
     from anymax.kernels.triton import plans
-    from benchmarks.gpu import TINY, scores
+    from benchmarks.gpu import FEW, TINY, scores
     from benchmarks.gpu_clock import BUFFERS, DEVICE, RING, around
 
     def call(kernel: str, mapping: Any, shape: tuple[int, int], dtype: str, size: int) -> Callable[[], Any]:
@@ -80,12 +80,16 @@ def rows(only: str) -> Iterator[Trial]:
             return around(lambda x, p, g: engine.ENGINE.vjp(mapping, x, p, g), xs, ps, outs[::-1])
         return around(lambda x, out: engine.ENGINE.forward(mapping, x, None, out), xs, outs)
 
-    for shape in TINY if DEVICE.dry else ROW_SHAPES:
+    for shape in TINY if DEVICE.dry else (*ROW_SHAPES, *FEW):
         for dtype, size in (("bfloat16", 2), ("float32", 4)):
             for kernel, mapping in row_kernels(size).items():
                 now = plans.plan(kernel, shape[0], shape[1], False, False, size=size)
+                others = around_rows(now)
+                if shape in FEW:  # beside one program a row: parts, as longer rows have them
+                    cut = plans.plan(kernel, shape[0], 10 * plans.VERY_LONG, False, False, size=size, cut=True)
+                    others = (dataclasses.replace(cut, parts=parts) for parts in (8, 16, 32))
                 yield Trial(
-                    f"rows {kernel} {'x'.join(map(str, shape))} {dtype}", (now, *around_rows(now)),
+                    f"rows {kernel} {'x'.join(map(str, shape))} {dtype}", (now, *others),
                     lambda plan, kernel=kernel: plans.forced.update({kernel: plan}),
                     functools.partial(call, kernel, mapping, shape, dtype, size),
                 )  # fmt: skip

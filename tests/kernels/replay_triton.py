@@ -18,7 +18,8 @@ import anymax as am
 from anymax.autodiff import torch as leaf
 from anymax.autodiff import torch_rows
 from anymax.kernels import triton as engine
-from anymax.kernels.triton import launch, operands, plans, replay
+from anymax.kernels.engine import SegmentsAlong
+from anymax.kernels.triton import launch, operands, plans, ragged, replay
 
 pytestmark = WARNINGS
 
@@ -115,6 +116,29 @@ def test_the_second_call_is_the_launches_of_the_first(name, dtype, monkeypatch):
         assert torch.equal(back, slope)
     assert len(kept()) == len(replay._known) == 2
     assert REAL or sum(run.count for run in RUNS) >= 4
+
+
+@pytest.mark.parametrize("mapping", [am.Entmax, am.Budget])
+def test_calls_with_a_parameter_of_each_row_are_kept(mapping, monkeypatch):
+    for seed in range(2):
+        x, g = scores(4, 40, seed=seed), scores(4, 40, seed=seed + 10)
+        own = mapping(1.2 + scores(4, 1, seed=seed + 20).abs())
+        p, back = engine.ENGINE.forward(own, x), engine.ENGINE.vjp(own, x, g.abs(), g)
+        with anew(monkeypatch):
+            assert torch.equal(p, engine.ENGINE.forward(own, x))
+            assert torch.equal(back, engine.ENGINE.vjp(own, x, g.abs(), g))
+    assert len(kept()) == len(replay._known) == 2
+
+
+def test_calls_on_segments_are_kept(monkeypatch):
+    segments = ragged.TritonSegments(SegmentsAlong(am.Segments.of(lengths=torch.tensor([3, 1, 5])), 0))
+    for seed in range(2):
+        x, g = scores(9, 2, seed=seed), scores(9, 2, seed=seed + 10)
+        p, back = segments.forward(am.Sparsemax(), x), segments.vjp(am.Sparsemax(), x, g.abs(), g)
+        with anew(monkeypatch):
+            assert torch.equal(p, segments.forward(am.Sparsemax(), x))
+            assert torch.equal(back, segments.vjp(am.Sparsemax(), x, g.abs(), g))
+    assert len(kept()) == len(replay._known) == 2
 
 
 def test_layouts_are_kept_apart(monkeypatch):
@@ -227,15 +251,13 @@ def test_rows_with_memory_of_their_own_and_what_a_gradient_reads(name, form, mon
 
 
 def test_what_copies_its_operands_is_not_kept(monkeypatch):
-    """More row axes than a kernel takes; one alpha a row; a plan that a test sets."""
+    """More row axes than a kernel takes; a plan that a test sets."""
     x = scores(2, 2, 2, 2, 2, 20).permute(4, 2, 0, 3, 1, 5)[..., :7]
     for _ in range(2):
         got = engine.ENGINE.forward(am.Sparsemax(), x)
         with anew(monkeypatch):
             assert torch.equal(got, engine.ENGINE.forward(am.Sparsemax(), x))
     assert not kept()
-    alpha = torch.tensor([[1.2], [1.5], [1.7]], device=DEVICE)
-    engine.ENGINE.forward(am.Entmax(alpha), scores(3, 20))
     monkeypatch.setitem(plans.forced, "dense", plans.Plan(1, 1, 32, True, 1))
     engine.ENGINE.forward(am.Softmax(), scores(3, 20))
     assert not kept()

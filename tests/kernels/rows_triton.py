@@ -354,6 +354,20 @@ def test_ties_below_zero_and_a_mass_that_one_score_has(mapping, dtype, form):
     assert torch.equal(got > 0, want.to(x.dtype) > 0)
 
 
+@each_form
+@pytest.mark.parametrize("mapping", [am.SparseSoftmax(k=60), am.SparseSoftmax(p=0.9)], ids=repr)
+def test_a_row_ends_among_few_of_many_scores(mapping, form):
+    """Scores all over the row, several of them equal, with holes; whole numbers; two numbers."""
+    x = rows(251, batch=(3,)).bfloat16().float()
+    x[0, ::5], x[1] = -torch.inf, x[1].round()
+    x[2] = (x[2] > 0).float()
+    want = wide(lambda t: am.apply(mapping, t), x)
+    with planned(form):
+        got = engine.ENGINE.forward(mapping, x)
+    close(got, want, 3e-7)
+    assert torch.equal(got > 0, want > 0)
+
+
 OVER = (am.Softmax(), am.Sparsemax(), am.Entmax(1.1), am.Budget(2.5), am.SparseSoftmax(p=0.9), am.SparseSoftmax(k=40))
 IN_PLACE = [(mapping, form) for form in ("few", "parts") for mapping in OVER]
 IN_PLACE += [(am.Sparsemax(), "whole"), (am.Taylor(2), "few"), (am.PerturbMax("logistic", nodes=32), "few")]

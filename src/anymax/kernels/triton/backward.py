@@ -12,19 +12,22 @@ import triton
 import triton.language as tl
 
 from .links import over, sensitivity, taylor
+from .survey import (
+    read_lanes,
+)
 from .tile import (
     alone,
     as_scalar,
     fetch,
     fetch_one,
     fill,
+    in_packs,
     lanes,
     largest,
     output,
     parameter,
     per_lane,
     put,
-    read_lanes,
     rows_of,
     scatter,
     smallest,
@@ -43,9 +46,9 @@ def pair(pa, ga, begin, SENSE: tl.constexpr, ALONE: tl.constexpr, TILE: tl.const
     if TILE.WHOLE or SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
         g = fetch(ga, begin, True, TILE, False, 0.0, ALONE)
     elif SENSE == "log":
-        g = fetch(ga, begin, p != float("-inf"), TILE, False, 0.0, ALONE)
+        g = fetch(ga, begin, in_packs(p != float("-inf"), ga, TILE), TILE, False, 0.0, ALONE)
     else:
-        g = fetch(ga, begin, (p <= 0.0) == 0, TILE, False, 0.0, ALONE)
+        g = fetch(ga, begin, in_packs((p <= 0.0) == 0, ga, TILE), TILE, False, 0.0, ALONE)
     return p, g
 
 

@@ -18,11 +18,17 @@ from .dense import dense_parts, dense_rows
 from .links import Form
 from .operands import Cut, Laid, RaggedRows, lay_out, on_device_of, per_row
 from .perturb import perturb_rows
-from .plans import SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
+from .plans import LISTED, SOLVING, few_lanes, loosened, plan, shallow, span, unpaired
 from .separable import separable_rows
 from .slope import slope_rows
-from .tile import Few, Tile, survey_parts
-from .truncated import truncated_rows
+from .survey import (
+    survey_parts,
+)
+from .tile import (
+    Few,
+    Tile,
+)
+from .truncated import truncated_rows, weigh_parts
 
 Tensor = torch.Tensor
 
@@ -103,6 +109,12 @@ def form_of(link: Link, exact: bool) -> tuple[Form, float]:
     return Form("steep" if param > 1.0 else "any", EXACT=exact), param
 
 
+def apart(link: Link, x: Tensor, cut: Cut | None, needed: bool) -> tuple[Link, Tensor | None]:
+    """(the link, without the parameters of its rows; these as the kernels take them)."""
+    less = 1.0 if link.kind in ("entmax", "normmax") else 0.0
+    return link._replace(params=True), per_row(link.params, x, less, cut) if needed else None
+
+
 # -- forward passes and losses --------------------------------------------------------------------------------------------------
 
 
@@ -138,25 +150,25 @@ def run(
     """
     if cut is None and not x.numel():
         return None
-    call = functools.partial(_run, mode, link, x, mask, out, index, scale, value, state, ignore, keep_lanes, cut)
-    if cut is not None or link.params is not None or plans.forced:
-        return call()
+    link, each = (link, None) if link.params is None else apart(link, x, cut, True)
+    call = functools.partial(_run, mode, link, each, x, mask, out, index, scale, value, state, ignore, keep_lanes, cut)
     lanes, held = (state._replace(memory=None), state.memory) if isinstance(state, Lanes) else (None, state)
-    key = mode, link, ignore, keep_lanes, lanes
-    return replay.repeated(key, (x, mask, out, index, scale, value, held), call)
+    key = mode, link, ignore, keep_lanes, lanes, cut and cut.padded
+    given = (x, mask, out, index, scale, value, held, each, *(cut[:2] if cut else ()))
+    return call() if plans.forced else replay.repeated(key, given, call)
 
 
 def _run(
-    mode: str, link: Link, x: Tensor, mask: Tensor | None, out: Tensor | None, index: Tensor | None, scale: Tensor | None,
-    value: Tensor | None, state: Tensor | Lanes | None, ignore: int, keep_lanes: bool, cut: Cut | None,
+    mode: str, link: Link, each: Tensor | None, x: Tensor, mask: Tensor | None, out: Tensor | None, index: Tensor | None,
+    scale: Tensor | None, value: Tensor | None, state: Tensor | Lanes | None, ignore: int, keep_lanes: bool, cut: Cut | None,
 ) -> Lanes | None:  # fmt: skip
     if link.kind == "perturb_max":
-        return _perturb(link, x, None, None, out, mask)
+        return _perturb(link, each, x, None, None, out, mask)
     index, scale = (None if a is None else a.contiguous() for a in (index, scale))
     known, state = (state, state.state) if isinstance(state, Lanes) else (None, state)
     targets = {"index": index, "scale": scale, "value": value, "state": state}
     job = _Forward(mode, link, lay_out(cut, x, mask=mask, out=out), cut, targets, ignore)
-    saved = _dense(job) if link.kind in ("softmax", "sigsoftmax", "taylor") else _solve(job, keep_lanes, known)
+    saved = _dense(job) if link.kind in ("softmax", "sigsoftmax", "taylor") else _solve(job, each, keep_lanes, known)
     job.rows.finish()
     return saved
 
@@ -183,7 +195,6 @@ class _Solver(NamedTuple):
     options: dict[str, Any]
     param: float
     one_row: bool = False  # True if a program takes one row
-    parted: bool = True  # True if a row may be cut in parts
 
 
 def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
@@ -191,7 +202,7 @@ def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
     if link.kind in ("topk", "topp"):
         by, family = ("count", "truncated") if link.kind == "topk" else ("exp", "nucleus")
         options = {"BY": by, "LOGS": mode == "log", "PER_ROW": link.params is not None}
-        return _Solver(family, truncated_rows, options, link.param, parted=by == "count")
+        return _Solver(family, truncated_rows, options, link.param)
     exact = mode not in ("p", "grad") or job.x.dtype == torch.float32
     form, param = form_of(link, exact)
     short = form.P > 1 and mode == "p" and not (exact or keep_lanes)
@@ -199,27 +210,27 @@ def _solver(job: _Forward, keep_lanes: bool) -> _Solver:
     return _Solver(family, separable_rows, {"FORM": form}, param, form.ABOVE is not None)
 
 
-def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None:
+def _solve(job: _Forward, each: Tensor | None, keep_lanes: bool, known: Lanes | None) -> Lanes | None:
     """One program a row; or, for long rows, one program that solves it and then one for each part that writes its many live lanes.
     `known`: the lanes that a loss kept, for its gradient."""
     solver, rows, link, mode = _solver(job, keep_lanes), job.rows, job.link, job.mode
     x, _, result = job.tensors
-    params = x if link.params is None else per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0, job.cut)
-    parted = job.cut is None and (solver.parted or mode == "grad")
-    call = _Call(solver.family, rows, one_row=solver.one_row, parted=parted)
+    params = x if each is None else each
+    call = _Call(solver.family, rows, one_row=solver.one_row, parted=job.cut is None)
     parts = 0 if mode == "grad" else call.parts
     targets, saved, lists, counts, few, list_span = job.targets, None, x, x, Few(), call.span
+    truncated, weigh = solver.kernel is truncated_rows, link.kind == "topp"
     if mode == "grad":
         if known is not None and (found := known.listed(call, rows.count)) is not None:
             lists, counts, few, list_span = found
     else:
         most, depth = (0, 1) if solver.one_row else few_lanes(call.plan, rows.columns)
-        few = Few(most, depth, call.plan.L, parts)
-        # zeros go to x only after its scores are read
-        late = most > 0 and "out" in rows.held and not disjoint(x, result)
+        few = Few(most, depth, call.plan.L, parts, min(LISTED, most * depth) if truncated else 0)
+        # zeros go to x only after its scores are read; and to a row that may keep most of them, only where it does not
+        late = most > 0 and ((weigh and not parts) or ("out" in rows.held and not disjoint(x, result)))
         if most:
-            each = 4 if keep_lanes and mode == "loss" else 0
-            first, memory = each * rows.count, call.empty(each + most + 1, torch.int32)
+            stated = 4 if keep_lanes and mode == "loss" else 0
+            first, memory = stated * rows.count, call.empty(stated + most + 1, torch.int32)
             made = Lanes(memory, few._replace(PARTS=0), list_span, rows.shift > 0, first)
             lists, counts = memory[first:], memory[first + rows.count * most :]
             saved = made if keep_lanes else None
@@ -228,19 +239,24 @@ def _solve(job: _Forward, keep_lanes: bool, known: Lanes | None) -> Lanes | None
         few = few._replace(KEEP=saved is not None, LATE=late)
     options = {**job.options, **solver.options, "FEW": few, "TILE": call.masked}
     numbers = (list_span, *job.numbers, float(solver.param), rows.count)
+    between = (call.empty(few.MOST, torch.int32) if few.MOST and mode != "grad" else x,) if truncated else ()
     if not parts:
-        pointers = (*job.tensors, params, *targets, lists, counts, x, *rows.bounds)
+        pointers = (*job.tensors, params, *targets, lists, counts, *between, x, *rows.bounds)
         call(solver.kernel, pointers, numbers, options, call.parts or 1)
         return saved
-    tops = call.empty(parts * call.plan.L, torch.float32)
+    tops = call.empty(parts * (call.plan.L + 8), torch.float32)
     fill = None if few.LATE or not (few.FEW and job.writes) else -math.inf if mode == "log" else 0.0
     wide = call.plan.wide(x)
     tile = call.masked._replace(K=call.plan.K * call.plan.L // wide, L=wide)
-    split = {"FILL": fill, "PARTS": parts, "LANES": call.plan.L, "TILE": tile}
+    split = {"FILL": fill, "PARTS": parts, "LANES": call.plan.L, "WEIGH": weigh, "TILE": tile}
     call(survey_parts, (*job.tensors, tops), job.steps, split, parts)
+    if weigh:
+        split = {"PER_ROW": each is not None, "PARTS": parts, "TILE": call.masked}
+        laid = (*rows.sizes, *job.read, float(solver.param))
+        call(weigh_parts, (*job.tensors[:2], params, tops), laid, split, parts)
     if job.writes:
         targets, options["SAVE"] = (*targets[:3], call.empty(4, torch.float32)), True
-    pointers = (*job.tensors, params, *targets, lists, counts, tops, *rows.bounds)
+    pointers = (*job.tensors, params, *targets, lists, counts, *between, tops, *rows.bounds)
     call(solver.kernel, pointers, numbers, options, warps=SOLVING)
     if job.writes:
         options |= {"MODE": "write", "FEW": few._replace(KEEP=False), "SAVE": False}
@@ -274,25 +290,27 @@ def backward(
     """J^T g of p, or of log p with `logs`; `cut` as in `run`. `out` must not overlap the other tensors."""
     if cut is None and not p.numel():
         return
-    call = functools.partial(_backward, link, logs, x, p, g, out, saved, cut)
-    if cut is not None or link.params is not None or plans.forced:
-        call()
-        return
+    link, each = (link, None) if link.params is None else apart(link, p, cut, link.kind in ("entmax", "perturb_max"))
+    call = functools.partial(_backward, link, each, logs, x, p, g, out, saved, cut)
     lanes, held = (None, None) if saved is None else (saved._replace(memory=None), saved.memory)
-    replay.repeated((link, logs, lanes), (p, g, out, x, held), call)
+    if plans.forced:
+        call()
+    else:
+        given = (p, g, out, x, held, each, *(cut[:2] if cut else ()))
+        replay.repeated((link, logs, lanes, cut and cut.padded), given, call)
 
 
 def _backward(
-    link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Lanes | None, cut: Cut | None
-) -> None:
+    link: Link, own: Tensor | None, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Lanes | None, cut: Cut | None,
+) -> None:  # fmt: skip
     if link.kind == "perturb_max":
-        _perturb(link, x, p, g, out, None)
+        _perturb(link, own, x, p, g, out, None)
         return
     sense, param = _sense(link, logs)
-    each = sense == "any" and link.params is not None
+    each = sense == "any" and own is not None
     rows = lay_out(cut, p, g=g, out=out, scores=x if sense in ("taylor", "sigsoftmax") else None)
     p, g = rows.held["x"], rows.held["g"]
-    params = per_row(link.params, p, 1.0, cut) if each else p
+    params = own if each else p
     steep = sense in ("any", "norm") and (each or param > 1.0)
     sums = sense not in ("norm", "taylor") and not steep  # writing a row needs only its two sums
     call = _Call("backward", rows, parted=cut is None and sums)
@@ -319,18 +337,19 @@ def slope(link: Link, p: Tensor, g: Tensor, out: Tensor) -> None:
     if not p.numel():
         out.zero_()
         return
-    call = functools.partial(_slope, link, p, g, out)
-    if link.params is not None or plans.forced:
+    link, own = (link, None) if link.params is None else apart(link, p, None, link.kind != "budget")
+    call = functools.partial(_slope, link, own, p, g, out)
+    if plans.forced:
         call()
     else:
-        replay.repeated(("slope", link), (p, g, out), call)
+        replay.repeated(("slope", link), (p, g, out, own), call)
 
 
-def _slope(link: Link, p: Tensor, g: Tensor, out: Tensor) -> None:
-    each, c = link.params is not None and link.kind != "budget", 0.0 if link.kind == "budget" else link.param - 1.0
+def _slope(link: Link, own: Tensor | None, p: Tensor, g: Tensor, out: Tensor) -> None:
+    each, c = own is not None and link.kind != "budget", 0.0 if link.kind == "budget" else link.param - 1.0
     rows = lay_out(None, p, g=g)
     p, g = rows.held["x"], rows.held["g"]
-    params = per_row(link.params, p, 1.0) if each else p
+    params = own if each else p
     call = _Call("slope", rows)
     form = "each" if each else "late" if c >= 0.5 else "early"
     options = {"MAP": link.kind, "FORM": form, "STEEP": each or c > 1.0, "PER_ROW": each, "TILE": call.tile}
@@ -418,14 +437,15 @@ def level(noise: str, depth: float) -> float:
     return standard.inv_cdf(math.exp(-depth)) if above > 0.5 else -standard.inv_cdf(above)
 
 
-def _perturb(link: Link, x: Any, p: Tensor | None, g: Tensor | None, out: Any, mask: Tensor | None) -> None:
+def _perturb(
+    link: Link, own: Tensor | None, x: Any, p: Tensor | None, g: Tensor | None, out: Any, mask: Tensor | None
+) -> None:
     """p of perturb max, or J^T g if p and g are given."""
     noise, nodes = noise_of(link), link.nodes
     rows = lay_out(None, x, out=out, p=p, g=g, mask=mask)
     call, operands = _Call("perturb", rows), ("x", "mask", "p", "g", "out")
     weights = x if call.plan.whole else call.empty(2 * nodes, torch.float32)
-    each = link.params is not None
-    scales = per_row(link.params, x) if each else x
+    each, scales = own is not None, x if own is None else own
     numbers = (nodes, *rows.sizes, *rows.steps(*operands), float(link.param), *_ends(noise, x.shape[-1]))
     options = {
         "BACK": g is not None, "PER_ROW": each, "NOISE": noise, "TILE": call.masked._replace(SHIFT=0), "PLAIN": call.tile._replace(SHIFT=0),

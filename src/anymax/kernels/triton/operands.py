@@ -129,6 +129,11 @@ class Cut(NamedTuple):
     ids: Tensor  # int32, the indices of these segments
     longest: int
 
+    @property
+    def padded(self) -> int:
+        """The classes of a row: a power of two, so that few kernels are compiled."""
+        return triton.next_power_of_2(max(self.longest, 1))
+
 
 class RaggedRows(Laid):
     """Operands [entries, heads]: a row is one head of a segment, which begins anywhere. Otherwise the kernels see `all` rows,
@@ -139,8 +144,7 @@ class RaggedRows(Laid):
         self.count, self.all = cut.ids.shape[0] * heads, (cut.ptr.shape[0] - 1) * heads
         self.held = {"x": x, **operands}
         self.sizes, self.unit, self.shift, self.bounds = (1, heads), 1, 0, (cut.ptr, cut.ids)
-        # a power of two, so that few kernels are compiled
-        self.n = self.columns = triton.next_power_of_2(max(cut.longest, 1))
+        self.n = self.columns = cut.padded
         self.strides = {key: (0, 0, a.stride(1), a.stride(0)) for key, a in self.held.items()}
         self.long_offsets = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = False  # the heads of a segment are in one program or in the next ones, so the cache has them
@@ -175,7 +179,11 @@ def _capturing(x: Tensor) -> bool:
 def per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -> Tensor:
     """value - less, computed in fp64, as one fp32 number per row; for segments (`cut`) value is [segments, heads]."""
     if isinstance(value, torch.Tensor) and value.device == x.device:
-        value = (value.detach().to(torch.float64) - less).to(torch.float32)
+        if value.dtype in (torch.float32, torch.bfloat16, torch.float16):  # whose difference fp32 rounds as well
+            value = value.detach().to(torch.float32)
+            value = value - less if less else value
+        else:
+            value = (value.detach().to(torch.float64) - less).to(torch.float32)
     else:  # copies are cached: a copy waits for the device, and a graph can't capture it
         host = torch.as_tensor(value).detach().to(torch.float64) - less
         if host.numel() == 1:

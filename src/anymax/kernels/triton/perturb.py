@@ -14,7 +14,22 @@ import triton
 import triton.language as tl
 
 from .links import law, over
-from .tile import alone, fetch, operand, output, parameter, per_class, per_lane, put, rows_of, survey, total, wide
+from .survey import (
+    survey,
+)
+from .tile import (
+    alone,
+    fetch,
+    operand,
+    output,
+    parameter,
+    per_class,
+    per_lane,
+    put,
+    rows_of,
+    total,
+    wide,
+)
 
 FAR_BELOW = tl.constexpr(-1e15)
 LEAST_SCALE = tl.constexpr(1e-37)  # its reciprocal is a float
@@ -89,7 +104,7 @@ def perturb_rows(X, M, P, G, OUT, NODES, SCALES,
     row, valid = mine.row, mine.valid
     at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
     pa, ga = alone(mine, P, p0, p1, p2, pc, PLAIN), alone(mine, G, g0, g1, g2, gc, PLAIN)
-    x, _, top, bad = survey(at, to, None, TILE)
+    x, _, top, bad, _, _, _ = survey(at, to, None, False, TILE)
     if PER_ROW:
         scale = parameter(SCALES, scale, mine, PER_ROW)
         bad = bad | (scale != scale)

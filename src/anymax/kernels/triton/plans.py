@@ -54,6 +54,7 @@ FAMILIES = {
 LONGEST_TILE = max(family.whole for family in FAMILIES.values())
 SHIFTED = 512  # unaligned rows with at least so many classes are read in packs of 16 bytes, in spite of their two ends
 VERY_LONG, CROWD = 131_072, 128  # rows longer than VERY_LONG are cut in parts if there are at most CROWD
+# those of top-p, whose search takes a program longer than others, from half as many classes on, up to half as many
 # K, L and warps of a part; 16 to 32 parts have at most 16,384 lanes, from which one program solves the row
 PART = (16, 512, 8)
 LONG_BACKWARD, ROUND = 32_768, 264  # in the backward: rows from LONG_BACKWARD on, fewer than twice the multiprocessors
@@ -62,6 +63,7 @@ LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernel
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 256  # the most live lanes that are gathered to one tile
 GATHERED = 8192  # the most classes of that tile
+LISTED = 2048  # the most scores of an interval that are gathered to it
 forced: dict[str, Plan] = {}  # plans by kernel, which the tuner and the tests set
 
 
@@ -81,7 +83,8 @@ def plan(
         width = block if block <= PERTURBED else 1024
         side = 1 if one_row else max(1, min(1024 // width, power_of_two(rows)))
         return Plan(side, 1, width, block <= PERTURBED, min(max(4, width // 256), most))
-    if cut and kernel != "backward" and n > VERY_LONG and rows <= CROWD:
+    crowd = CROWD if n > VERY_LONG else CROWD // 2 if kernel == "nucleus" and n > VERY_LONG // 2 else 0
+    if cut and kernel != "backward" and rows <= crowd:
         k, lanes, warps = PART
         if kernel not in LANED:
             k, lanes = 4, warps * vector

@@ -40,10 +40,8 @@ def launch(function: Any, grid: tuple[int, ...], args: tuple[Any, ...], options:
         recording.add(function, kernel, grid, args, options)
 
 
-def layout(t: Tensor | None) -> Hashable:
+def layout(t: Tensor) -> Hashable:
     """What the launches of a call depend on, but for the numbers of a tensor and where they lie."""
-    if t is None:
-        return None
     shape, stride = t.shape, t.stride()
     same = shape, stride, t.dtype, t.device, t.data_ptr() % 16
     if shape and functools.reduce(operator.or_, stride[:-1], shape[-1]) * t.element_size() % 16:
@@ -59,13 +57,15 @@ def repeated(key: Hashable, given: tuple[Tensor | None, ...], call: Callable[[],
     and memory from `empty`, and returns None or a named tuple whose field `memory` is such memory. A tensor on another device than the
     first is an error: a kernel would read its address in the wrong memory.
     """
-    places = [0 if t is None else t.data_ptr() for t in given]
-    first = given[0]
-    assert first is not None
-    key = key, *map(layout, given), *map(places.index, places)
+    places: list[int] = []
+    layouts: list[Hashable] = []
+    for t in given:
+        places.append(0 if t is None else t.data_ptr())
+        layouts.append(None if t is None else layout(t))
+    key = key, *layouts, *map(places.index, places)
     kept = _known.get(key)
     if kept is not None:
-        return kept.again(given)
+        return kept.again(places)
     if kept is None and key in _known:  # this call can't be kept
         return call()
     if getattr(_now, "recording", None) is not None:
@@ -97,10 +97,12 @@ class _Kept(NamedTuple):
     returned: int  # the memory that the result has, or -1
     device: torch.device
 
-    def again(self, given: tuple[Tensor | None, ...]) -> Any:
-        device = self.device
-        made = [torch.empty(numbers, dtype=dtype, device=device) for numbers, dtype in self.memory]
-        starts = [0 if t is None else t.data_ptr() for t in (*given, *made)]
+    def again(self, starts: list[int]) -> Any:
+        """starts: the addresses of the tensors that are given."""
+        device, made = self.device, []
+        for numbers, dtype in self.memory:
+            made.append(torch.empty(numbers, dtype=dtype, device=device))
+            starts.append(made[-1].data_ptr())
         if device.type != "cuda" or device.index == torch.cuda.current_device():
             self._launch(starts)
         else:

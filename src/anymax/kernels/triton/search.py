@@ -5,9 +5,14 @@ The first pivots are where a row of normally distributed scores would have its e
 half-way in the order of the floats, so that any row takes a bounded number of passes. It stops when the scores from the pivot on are
 those wanted or when only equal scores are left to decide on; `cut` then takes the first of these by position, with one cumulative sum.
 
-A row on chip takes one pivot a pass, whose arithmetic is what a pass costs; a row in steps takes three, since each pass reads it again.
-For top-p and bf16 such a pass has 268 instructions for 16 scores of a thread, of which 48 compare scores with pivots. To compare two packed
-bf16 at once would spare 24 of them, or 1.1 times; the sums must be in fp32, so nothing else of a pass can be packed.
+A row on chip takes one pivot a pass, whose arithmetic is what a pass costs. A row in steps, which each pass reads again, takes three; and
+the search stops as soon as few scores are left, which one more pass gathers to a tile. Every fourth pass instead finds the lowest and the
+highest score of the interval, which ends a search among ties.
+
+For top-p and bf16 a pass of three pivots has 268 instructions for 16 scores of a thread, of which 48 compare scores with pivots. To compare
+two packed bf16 at once would spare 24 of them, or 1.1 times; the sums must be in fp32, so nothing else of a pass can be packed. A radix
+search of top-k would read a row in steps twice for its two digits of 8 bits, and four times in fp32; the lane maxima bound the k-th score
+so closely that k = 50 reads the row once and 2,000 once or twice more.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -19,7 +24,7 @@ import triton
 import triton.language as tl
 
 from .links import quick_exp
-from .tile import AT_HAND, any_of, as_scalar, fetch, lanes, largest, per_lane, smallest, total, wide
+from .tile import AT_HAND, any_of, as_scalar, fetch, in_packs, lanes, largest, per_lane, smallest, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -34,6 +39,23 @@ def key(x):
 @triton.jit
 def unkey(k):
     return (k ^ ((k >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pivot(m, at):
+    """The key of a score, or of the next lower number of its dtype: only such keys are pivots."""
+    if at.X.dtype.element_ty == tl.bfloat16:
+        return key(m) & -65536
+    elif at.X.dtype.element_ty == tl.float16:
+        return key(m) & -8192
+    else:
+        return key(m)
+
+
+@triton.jit
+def near(guess, spread, at):
+    """Three pivots around a guess."""
+    return pivot(guess - spread, at), pivot(guess, at), pivot(guess + spread, at)
 
 
 @triton.jit
@@ -87,7 +109,7 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, TILE: tl.constexpr):
         else:
             return wide(worth(x, top, m, BY))
     else:
-        live = tops >= m
+        live = in_packs(tops >= m, at, TILE)
         acc = per_lane(0.0, TILE, tl.float64 if BY == "exp" else tl.float32)
         for begin in range(0, at.n, TILE.K * TILE.L):
             v = fetch(at, begin, live, TILE, True)
@@ -96,12 +118,12 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def probe_three(tops, top, a, b, c, at, BY: tl.constexpr, TILE: tl.constexpr):
-    """`probe` at the pivots a <= b <= c of a row in steps, in one pass. A lane sums its few scores in fp32."""
-    live = tops >= a
+def probe_three(tops, top, a, b, c, first, end, at, BY: tl.constexpr, TILE: tl.constexpr):
+    """`probe` at the pivots a <= b <= c of a row in steps, or of its part [first, end), in one pass. A lane sums its scores in fp32."""
+    live = in_packs(tops >= a, at, TILE)
     from_a = per_lane(0.0, TILE)
     from_b, from_c = from_a, from_a
-    for begin in range(0, at.n, TILE.K * TILE.L):
+    for begin in range(first, end, TILE.K * TILE.L):
         v = fetch(at, begin, live, TILE, True)
         from_a += tl.sum(worth(v, top, a, BY), 1, keep_dims=True)
         from_b += tl.sum(worth(v, top, b, BY), 1, keep_dims=True)
@@ -122,35 +144,62 @@ def narrowed(low, weight_low, high, weight_high, m, weight, target, go):
 
 
 @triton.jit
-def several(low, weight_low, weight_high, top, BY: tl.constexpr):
-    """Whether an interval has more than one score: each has at least the weight of its lower end."""
-    if BY == "count":
-        return weight_low - weight_high > 1.0
-    else:
-        return weight_low - weight_high > 1.5 * weigh(unkey(low), top)
+def narrowed_by(low, weight_low, high, weight_high, a, b, c, weights, target, go):
+    """`narrowed` by three probes."""
+    from_a, from_b, from_c = weights
+    low, weight_low, high, weight_high = narrowed(low, weight_low, high, weight_high, a, from_a, target, go)
+    low, weight_low, high, weight_high = narrowed(low, weight_low, high, weight_high, c, from_c, target, go)
+    return narrowed(low, weight_low, high, weight_high, b, from_b, target, go)
 
 
 @triton.jit
-def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.constexpr, TILE: tl.constexpr):
-    """(edge, few, tied, beyond, weight beyond): the scores >= the edge weigh at least `target`, and less without their lowest
-    value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are needed; those
-    >= `beyond` are needed in any case.
+def more_than(number, low, weight_low, weight_high, top, BY: tl.constexpr):
+    """Whether an interval may have more scores than that: each has at least the weight of its lower end."""
+    if BY == "count":
+        return weight_low - weight_high > number
+    else:
+        return weight_low - weight_high > number * weigh(unkey(low), top)
+
+
+@triton.jit
+def ends(tops, a, b, at, TILE: tl.constexpr):
+    """(lowest score >= a, highest score < b) of a row in steps."""
+    live = in_packs(tops >= a, at, TILE)
+    lowest, most = per_lane(float("inf"), TILE), per_lane(float("-inf"), TILE)
+    for begin in range(0, at.n, TILE.K * TILE.L):
+        v = fetch(at, begin, live, TILE, True)
+        lowest = tl.minimum(lowest, tl.min(tl.where(v >= a, v, float("inf")), 1, keep_dims=True))
+        most = tl.maximum(most, tl.max(tl.where(v < b, v, float("-inf")), 1, keep_dims=True))
+    return smallest(lowest), largest(most)
+
+
+@triton.jit
+def select(x, tops, top, live, bound, start, ceiling, beyond, guess, spread, target, at, BY: tl.constexpr, MOST: tl.constexpr,
+           TILE: tl.constexpr):  # fmt: skip
+    """(edge, few, tied, beyond, weight from the edge on, weight beyond): the scores >= the edge weigh at least `target`, and less without
+    their lowest value. few: the whole row weighs less, and all of it is kept; tied: several scores equal the edge, and not all of them are
+    needed; those >= `beyond` are needed in any case.
 
     `bound`: a score such that those >= it surely weigh enough, or LOWEST. `start`: their weight or more; None: it is not known.
-    `guess`: where the edge may be, within about `spread`, or None.
+    `ceiling`: a key such that the scores from it on weigh too little, `beyond`; or None.
+    `guess`: where the edge may be, within about `spread`, or None. MOST: the search stops where so few scores are from the edge to `beyond`
+    (then the edge is below that of the row); 1.5: none but equal ones are.
     """
     GRAIN: tl.constexpr = (  # the distance between the keys of neighbouring numbers
         65536 if at.X.dtype.element_ty == tl.bfloat16 else (8192 if at.X.dtype.element_ty == tl.float16 else 1)
     )
-    low = key(bound) & -GRAIN
-    high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # above every score
+    low, high = pivot(bound, at), pivot(tl.maximum(top, bound), at) + GRAIN  # above every score
     if start is None:
         weight_low = probe(x, tops, top, unkey(low), at, BY, TILE)
     else:
         weight_low = start
     weight_high = weight_low * 0.0
+    if ceiling is not None:
+        high, weight_high = tl.minimum(high, ceiling), beyond
     few = live & (weight_low < target)
     go = live & (few == 0) & (weight_low > target) & (low + GRAIN < high)
+    if not TILE.WHOLE:
+        go = go & more_than(MOST, low, weight_low, weight_high, top, BY)
     floor = 0.5 * tl.minimum(target, 1.0)  # less than the maximum weighs
     distance = 2.0
     turn = 0
@@ -173,25 +222,29 @@ def select(x, tops, top, live, bound, start, guess, spread, target, at, BY: tl.c
         middle = tl.minimum(tl.maximum(middle, low + GRAIN), high - GRAIN)
         if TILE.WHOLE:
             weight = probe(x, tops, top, unkey(middle), at, BY, TILE)
+            low, weight_low, high, weight_high = narrowed(
+                low, weight_low, high, weight_high, middle, weight, target, go
+            )
+        elif turn % 4 == 3:  # many ties: there is nothing between them
+            a, b = ends(tops, a, b, at, TILE)
+            low = tl.where(go & (a < float("inf")), tl.maximum(pivot(a, at), low), low)
+            high = tl.where(go & (b > float("-inf")), tl.minimum(pivot(b, at) + GRAIN, high), high)
         else:
             m = unkey(middle)
-            under = tl.maximum(tl.minimum(key(m - beside) & -GRAIN, middle - GRAIN), low + GRAIN)
-            over = tl.minimum(tl.maximum(key(m + beside) & -GRAIN, middle + GRAIN), high - GRAIN)
-            from_under, weight, from_over = probe_three(tops, top, unkey(under), m, unkey(over), at, BY, TILE)
-            low, weight_low, high, weight_high = narrowed(
-                low, weight_low, high, weight_high, under, from_under, target, go
+            under = tl.maximum(tl.minimum(pivot(m - beside, at), middle - GRAIN), low + GRAIN)
+            over = tl.minimum(tl.maximum(pivot(m + beside, at), middle + GRAIN), high - GRAIN)
+            weights = probe_three(tops, top, unkey(under), m, unkey(over), 0, at.n, at, BY, TILE)
+            low, weight_low, high, weight_high = narrowed_by(
+                low, weight_low, high, weight_high, under, middle, over, weights, target, go
             )
-            low, weight_low, high, weight_high = narrowed(
-                low, weight_low, high, weight_high, over, from_over, target, go
-            )
-        low, weight_low, high, weight_high = narrowed(low, weight_low, high, weight_high, middle, weight, target, go)
-        go = go & (weight_low > target) & (low + GRAIN < high) & several(low, weight_low, weight_high, top, BY)
+        go = go & (weight_low > target) & (low + GRAIN < high)
+        go = go & more_than(MOST, low, weight_low, weight_high, top, BY)
         distance *= 4.0
         turn += 1
-    tied = live & (few == 0) & (weight_low > target) & several(low, weight_low, weight_high, top, BY)
+    tied = live & (few == 0) & (weight_low > target) & more_than(1.5, low, weight_low, weight_high, top, BY)
     # the keys of negative halves end in ones
     edge = unkey(tl.where(low < 0, low | (GRAIN - 1), low))
-    return tl.where(few, LOWEST, edge), few, tied, unkey(high), weight_high
+    return tl.where(few, LOWEST, edge), few, tied, unkey(high), weight_low, weight_high
 
 
 @triton.jit
@@ -200,7 +253,9 @@ def from_lanes(tops, top, live, k, at):
     maxima: at least k scores reach it."""
     guess, spread = expected(tops, top, k)
     bound = top * 0.0 + LOWEST
-    edge, few, _, _, _ = select(tops, tops, top, live, bound, None, guess, spread, k, at, "count", AT_HAND)
+    edge, few, _, _, _, _ = select(
+        tops, tops, top, live, bound, None, None, None, guess, spread, k, at, "count", 1.5, AT_HAND
+    )
     return tl.where(live, edge, LOWEST), few
 
 
@@ -211,7 +266,9 @@ def kth(x, tops, top, live, k, at, TILE: tl.constexpr):
         edge, few = from_lanes(x, top, live, k, at)
     else:
         bound, _ = from_lanes(tops, top, live, k, at)
-        edge, few, _, _, _ = select(x, tops, top, live, bound, None, None, None, k, at, "count", TILE)
+        edge, few, _, _, _, _ = select(
+            x, tops, top, live, bound, None, None, None, None, None, k, at, "count", 1.5, TILE
+        )
     return lowest_from(x, tops, edge, at, TILE), few
 
 
@@ -221,7 +278,7 @@ def lowest_from(x, tops, m, at, TILE: tl.constexpr):
     if TILE.WHOLE:
         found = smallest(tl.where(x >= m, x, float("inf")))
     else:
-        live = tops >= m
+        live = in_packs(tops >= m, at, TILE)
         found_ = per_lane(float("inf"), TILE)
         for begin in range(0, at.n, TILE.K * TILE.L):
             v = fetch(at, begin, live, TILE, True)
@@ -247,24 +304,25 @@ def nth(ties, room):
 
 
 @triton.jit
-def cut(x, cols, tops, edge, room, at, span, PARTS: tl.constexpr, TILE: tl.constexpr):
-    """The class of the `room`-th score that equals the edge: ties are broken by position. `cols`: the classes of a gathered tile, or
-    None; PARTS > 0: it was gathered from so many parts of `span` classes, one after another."""
+def cut(x, cols, tops, edge, room, at, L: tl.constexpr, TILE: tl.constexpr):
+    """The class of the `room`-th score that equals the edge: ties are broken by position. `cols`: the classes of a gathered tile, which are
+    in order within each L classes of the row; or None."""
     if TILE.WHOLE:
         ties = (x == edge).to(tl.int32)
-        if PARTS > 0:  # the classes of a tile are in order within a part only
-            part, before = room * 0, room * 0
-            for i in range(PARTS):
-                upto = total(tl.where(cols < (i + 1) * span, ties, 0))
-                part, before = tl.where(upto < room, i + 1, part), tl.where(upto < room, upto, before)
-            ties, room = tl.where(cols // span == part, ties, 0), room - before
-        found = nth(ties, room)
         if cols is None:
-            return found
+            return nth(ties, room)
         else:
+            first, last = 0, at.n // L  # of so many classes each
+            while first < last:
+                middle = (first + last) // 2
+                enough = any_of(total(tl.where(cols < (middle + 1) * L, ties, 0)) >= room)
+                first, last = tl.where(enough, first, middle + 1), tl.where(enough, middle, last)
+            room -= total(tl.where(cols < first * L, ties, 0))
+            ties = tl.where(cols // L == first, ties, 0)
+            found = nth(ties, room)
             return largest(tl.where((ties > 0) & (lanes(0, ties.shape[1], ties.shape[2]) <= found), cols, -1))
     else:  # find the step, then the place in it
-        live = tops >= edge
+        live = in_packs(tops >= edge, at, TILE)
         count, before, where = room * 0, room * 0, room * 0
         for begin in range(0, at.n, TILE.K * TILE.L):
             upto = count + total((fetch(at, begin, live, TILE, True) == edge).to(tl.int32))

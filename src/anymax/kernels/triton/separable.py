@@ -17,6 +17,13 @@ import triton.language as tl
 from .links import expm1, log1p, share_of
 from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
 from .search import kth
+from .survey import (
+    gather,
+    part_lanes,
+    read_lanes,
+    survey,
+    surveyed,
+)
 from .thresholds import descent, fitted, positive_power, slope_and_power, solve
 from .tile import (
     AT_HAND,
@@ -26,16 +33,13 @@ from .tile import (
     as_tile,
     fetch,
     fill,
-    gather,
+    in_packs,
     operand,
     output,
     parameter,
     per_lane,
-    read_lanes,
     rows_of,
     scatter,
-    survey,
-    surveyed,
     total,
     wide,
 )
@@ -162,14 +166,15 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         s0, s1, s2, s3, bad = recall(STATE, row, valid)
         top, tops, a = s0, x, s0
         if MODE == "write":
-            tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
+            tops = part_lanes(TOPS, row, PARTS, L)
     else:
         if PARTS > 0:
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
             FILL: tl.constexpr = 0.0 if FEW.FEW > 0 and MODE == "p" and not FEW.LATE else None
-            x, tops, top, bad = survey(at, output(mine, OUT, o0, o1, o2, oc, TILE), FILL, TILE)
+            to = output(mine, OUT, o0, o1, o2, oc, TILE)
+            x, tops, top, bad, _, _, _ = survey(at, to, FILL, False, TILE)
             cells = tops
         bad = bad | (sound == 0)
         empty = top == float("-inf")
@@ -181,7 +186,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             tops -= top
             a = 0.0
         if FEW.FEW > 0:
-            held = matters(cells, top, live, par, at, FORM)
+            held = matters(cells, as_tile(top), as_tile(live.to(tl.int32)) > 0, as_tile(par), at, FORM)
             tile, cols, small = gather(at, held, LIST, COUNT, bad, list_span, FEW, TILE)
         if FORM.ABOVE is not None:
             ABOVE: tl.constexpr = FORM.ABOVE
@@ -260,7 +265,7 @@ def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, TI
     """Writes a longer row, or a part of it, without reading the lanes that have no probability."""
     live = per_lane(1, TILE, tl.int1)
     if MODE != "grad":
-        live = shares(tops, row, FORM) > 0.0
+        live = in_packs(shares(tops, row, FORM) > 0.0, at, TILE)
     for begin in range(goal.first, goal.end, TILE.K * TILE.L):
         p = shares(fetch(at, begin, live, TILE, False, OUTSIDE, False), row, FORM)
         finish(to, begin, p, goal, at, MODE, TILE)
@@ -269,7 +274,7 @@ def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, TI
 @triton.jit
 def dot_in_steps(tops, top, row, at, FORM: tl.constexpr, TILE: tl.constexpr):
     """sum p (x - top) over a longer row."""
-    live = shares(tops, row, FORM) > 0.0
+    live = in_packs(shares(tops, row, FORM) > 0.0, at, TILE)
     acc = per_lane(0.0, TILE, tl.float64)
     for begin in range(0, at.n, TILE.K * TILE.L):
         v = fetch(at, begin, live, TILE, False)

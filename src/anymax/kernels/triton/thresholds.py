@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .links import bent, ground, log1p, over, share_of
 from .search import kth, probe
-from .tile import any_of, fetch, largest, per_lane, smallest, total, wide
+from .tile import any_of, fetch, in_packs, largest, per_lane, smallest, total, wide
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def sums(x, tops, a, b, k, r, at, FORM: tl.constexpr, TILE: tl.constexpr, FINE: 
             s0, s1 = total(value), total(rate)
     else:
         live, _ = share_of(tops, a, b, k, r, FORM, FINE)
-        live = live > 0.0
+        live = in_packs(live > 0.0, at, TILE)
         t0 = tl.zeros_like(tops)
         t1 = tl.zeros_like(tops)
         if FINE:
@@ -169,7 +169,7 @@ def reach(x, tops, m, low, c, r, at, TILE: tl.constexpr):
             largest(tl.where(x < m, x, float("-inf"))),
         )
     else:
-        live = tops >= low
+        live = in_packs(tops >= low, at, TILE)
         mass = tl.zeros_like(tops)
         above = per_lane(float("inf"), TILE)
         below = per_lane(float("-inf"), TILE)

@@ -41,6 +41,7 @@ class Few(NamedTuple):  # the live lanes of a longer row, where they are gathere
     DEPTH: int = 1  # classes of a lane
     LANES: int = 1  # lanes of a part of the list
     PARTS: int = 0  # > 0: programs that share a row, which another kernel has read
+    MOST: int = 0  # scores of an interval that are gathered to a tile of the same size
     KEEP: bool = False  # the list and the number of lanes are for the backward
     LATE: bool = False  # the output is x, so zeros are written after the row is read, not meanwhile
 
@@ -276,6 +277,20 @@ def both(live, K: tl.constexpr):
 
 
 @triton.jit
+def in_packs(live, at, TILE: tl.constexpr):
+    """The live lanes and their neighbours in 16 bytes: a load of some numbers of a pack takes one instruction for each."""
+    PACK: tl.constexpr = 128 // at.X.dtype.element_ty.primitive_bitwidth
+    K: tl.constexpr = live.shape[1]
+    L: tl.constexpr = live.shape[2]
+    if TILE.RAGGED or L < PACK:
+        return live
+    else:
+        each = tl.reshape(live.to(tl.int32), [1, K, L // PACK, PACK])
+        any_ = tl.broadcast_to(tl.max(each, 3, keep_dims=True), [1, K, L // PACK, PACK])
+        return tl.max_constancy(tl.reshape(any_, [1, K, L]) > 0, [1, 1, PACK])
+
+
+@triton.jit
 def fetch_one(at, begin, live, TILE: tl.constexpr, K: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
               ALONE: tl.constexpr):  # fmt: skip
     """`fetch` by one load. It calls few functions, since a function in a loop is inlined only if calls are not nested deeply.
@@ -403,51 +418,6 @@ def fill(to, begin, FILL: tl.constexpr, at, TILE: tl.constexpr):
 
 
 @triton.jit
-def survey(at, to, FILL: tl.constexpr, TILE: tl.constexpr):
-    """(tile, maximum of each lane, maximum, poisoned), by one read of the row. The maximum of a poisoned row is NaN or +inf.
-    FILL: a number to write to a longer row's output, since most classes keep it; None: write nothing."""
-    if TILE.WHOLE:
-        x = fetch(at, 0, True, TILE, False)
-        tops = highest(x, 1)
-    else:
-        tops = per_lane(float("-inf"), TILE)
-        for begin in range(0, at.n, TILE.K * TILE.L):
-            tops = higher(tops, highest(fetch(at, begin, True, TILE, True), 1))
-            fill(to, begin, FILL, at, TILE)
-        x = tops
-    top = highest(tops, 2)
-    return x, tops, top, poisoned(top)
-
-
-@triton.jit
-def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, FILL: tl.constexpr,
-                 PARTS: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Writes TOPS [rows, PARTS, LANES]: the maximum of each lane of each part, NaN if a score of the lane is NaN. The numbers that TILE
-    reads side by side are a multiple of LANES. FILL: as in `survey`."""
-    mine = rows_of(X, X, rows, n, d1, d2, TILE)
-    at, to = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE), output(mine, OUT, o0, o1, o2, oc, TILE)
-    first = tl.program_id(1) * span
-    tops = per_lane(float("-inf"), TILE)
-    for begin in range(first, tl.minimum(first + span, at.n), TILE.K * TILE.L):
-        tops = higher(tops, highest(fetch(at, begin, True, TILE, True), 1))
-        fill(to, begin, FILL, at, TILE)
-    AGO: tl.constexpr = TILE.L // LANES
-    folded = highest(tl.reshape(tops, [1, AGO, LANES]), 1)
-    lane = tl.arange(0, LANES)[None, None, :]
-    tl.store(TOPS + (mine.row.to(tl.int64) * PARTS + tl.program_id(1)) * LANES + lane, folded)
-
-
-@triton.jit
-def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
-    """(lane maxima of all parts [1, 1, PARTS L], lane maxima of the row, maximum, poisoned), from the TOPS of `survey_parts`."""
-    part = tl.arange(0, PARTS)[None, :, None] * L + tl.arange(0, L)[None, None, :]
-    found = tl.load(TOPS + row.to(tl.int64) * PARTS * L + part)
-    tops = highest(found, 1)
-    top = highest(tops, 2)
-    return tl.reshape(found, [1, 1, PARTS * L]), tops, top, poisoned(top)
-
-
-@triton.jit
 def as_scalar(v):
     """The number of a single row as a scalar, to be used beside a gathered tile: a tensor would force the layout of the row's own tile on
     the gathered one, back to its loads, and each thread would load and compute many copies of it. A scalar has no layout."""
@@ -458,39 +428,6 @@ def as_scalar(v):
 def as_tile(v):
     """`as_scalar` as a new tensor of one number, which takes the layout of the gathered tile."""
     return tl.full([1, 1, 1], 0, v.dtype) + as_scalar(v)
-
-
-@triton.jit
-def read_lanes(at, mine, count, span, FEW: tl.constexpr, TILE: tl.constexpr):
-    """(tile, classes, which of them exist): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i LANES is
-    lane l of the i-th part of the row, and a part has `span` classes."""
-    slots = tl.arange(0, FEW.FEW)[None, None, :]
-    lane = tl.load(mine + slots, mask=slots < count, other=0)
-    within = tl.arange(0, FEW.DEPTH)[None, :, None] * FEW.LANES + lane % FEW.LANES
-    cols = (lane // FEW.LANES) * span + within
-    # a hook may have changed a list that was saved
-    ok = (slots < count) & (within < span) & (cols >= 0) & there(at, cols, TILE.SHIFT)
-    x = tl.load(at.X + at.xo + step(cols, at.xc, TILE.INT64), mask=ok, other=float("-inf")).to(tl.float32)
-    if TILE.MASKED:
-        keep = tl.load(at.M + at.mo + step(cols, at.mc, TILE.INT64), mask=ok, other=0)
-        x = tl.where(keep != 0, x, float("-inf"))
-    return x, cols, ok
-
-
-@triton.jit
-def gather(at, live, LIST, COUNT, bad, span, FEW: tl.constexpr, TILE: tl.constexpr):
-    """(tile, classes, whether it has all live lanes): the scores of up to FEW of the lanes as a tile, for a row in steps or in parts. LIST,
-    where each program has its own memory, takes the lanes, COUNT their number. A poisoned row has NaN in all lanes, and more than FEW."""
-    mine = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
-    slot = tl.cumsum(live.to(tl.int32), 2) - 1
-    tl.store(mine + slot, tl.arange(0, live.shape[2])[None, None, :], mask=live & (slot < FEW.FEW))
-    tl.debug_barrier()
-    count = tl.sum(live.to(tl.int32))
-    x, cols, _ = read_lanes(at, mine, count, span, FEW, TILE)
-    count += any_of(bad) * (FEW.FEW + 1)
-    if FEW.KEEP or FEW.PARTS > 0:
-        tl.store(COUNT + tl.program_id(0), count)
-    return x, cols, count <= FEW.FEW
 
 
 @triton.jit

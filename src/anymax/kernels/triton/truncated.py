@@ -10,9 +10,38 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .links import log1p, quick_exp
+from .links import log1p
 from .policy import aimed, class_of, finish, finish_empty, finish_gathered, lose, recall, remember, wanted
-from .search import LOWEST, chosen, cut, exceeded, expected, from_lanes, probe, select, weigh
+from .search import (
+    LOWEST,
+    chosen,
+    cut,
+    exceeded,
+    expected,
+    from_lanes,
+    key,
+    more_than,
+    narrowed_by,
+    near,
+    pivot,
+    probe,
+    probe_three,
+    select,
+    unkey,
+    weigh,
+)
+from .survey import (
+    list_between,
+    list_lanes,
+    moments,
+    moved,
+    part_lanes,
+    read_lanes,
+    read_listed,
+    survey,
+    surveyed,
+    surveyed_numbers,
+)
 from .tile import (
     AT_HAND,
     OUTSIDE,
@@ -21,51 +50,60 @@ from .tile import (
     as_tile,
     fetch,
     fill,
-    gather,
+    in_packs,
     lanes,
+    largest,
     operand,
     output,
     parameter,
     per_lane,
-    read_lanes,
     rows_of,
     scatter,
-    survey,
-    surveyed,
     total,
     wide,
 )
 
-
-@triton.jit
-def moments(v):
-    """exp(v), v exp(v), v^2 exp(v)."""
-    v = tl.maximum(v, -1e4)  # for a masked score, -inf times 0 would be NaN
-    w = quick_exp(v)
-    return w, v * w, v * v * w
+SPREAD = tl.constexpr(0.05)  # deviations by which the guess of a longer row may be off
 
 
 @triton.jit
-def mass(x, top, p, at, TILE: tl.constexpr):
+def nucleus(whole, first, second, top, p):
     """(sum exp(x - top), guess, spread): where the nucleus of mass p ends in a row whose weights are normal around their mean score."""
-    if TILE.WHOLE:
-        w, vw, vvw = moments(x - top)
-        whole, first, second = wide(w), total(vw), total(vvw)
-    else:
-        acc = per_lane(0.0, TILE, tl.float64)
-        first_ = per_lane(0.0, TILE)
-        second_ = per_lane(0.0, TILE)
-        for begin in range(0, at.n, TILE.K * TILE.L):
-            w, vw, vvw = moments(fetch(at, begin, True, TILE, True) - top)
-            acc += tl.sum(w, 1, keep_dims=True).to(tl.float64)
-            first_ += tl.sum(vw, 1, keep_dims=True)
-            second_ += tl.sum(vvw, 1, keep_dims=True)
-        whole, first, second = total(acc), total(first_), total(second_)
     whole = tl.where(whole > 0.0, whole, 1.0)  # a row without a score
     share = 1.0 / whole.to(tl.float32)
     mean = first * share
     deviation = tl.sqrt(tl.maximum(second * share - mean * mean, 0.0))
-    return whole, top + mean + deviation * exceeded(p), 0.125 * deviation
+    return whole, top + mean + deviation * exceeded(p), deviation
+
+
+@triton.jit
+def nucleus_of_parts(TOPS, row, top, p, PARTS: tl.constexpr, L: tl.constexpr):
+    peaks, w0, w1, w2 = surveyed_numbers(TOPS, row, PARTS, 0, L)
+    w0, w1, w2 = moved(w0, w1, w2, peaks - top)
+    whole, guess, deviation = nucleus(wide(w0), total(w1), total(w2), top, p)
+    return whole, guess, SPREAD * deviation
+
+
+@triton.jit
+def weigh_parts(X, M, PARAMS, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, param, PER_ROW: tl.constexpr,
+                PARTS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Adds three numbers to each part in TOPS: what its scores weigh from each pivot on that is near the guess."""
+    L: tl.constexpr = TILE.L
+    mine = rows_of(X, X, rows, n, d1, d2, TILE)
+    at = operand(mine, X, x0, x1, x2, xc, M, m0, m1, m2, mc, TILE)
+    peaks, _, _, _ = surveyed_numbers(TOPS, mine.row, PARTS, 0, L)
+    top = largest(peaks)
+    top = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
+    _, guess, spread = nucleus_of_parts(TOPS, mine.row, top, parameter(PARAMS, param, mine, PER_ROW), PARTS, L)
+    a, b, c = near(guess, spread, at)
+    first = tl.program_id(1) * span
+    tops = part_lanes(TOPS, mine.row, PARTS, L)
+    end = tl.minimum(first + span, at.n)
+    from_a, from_b, from_c = probe_three(tops, top, unkey(a), unkey(b), unkey(c), first, end, at, "exp", TILE)
+    to = TOPS + mine.row.to(tl.int64) * (PARTS * (L + 8)) + PARTS * L + tl.program_id(1) * 8 + 4
+    tl.store(to, from_a.to(tl.float32))
+    tl.store(to + 1, from_b.to(tl.float32))
+    tl.store(to + 2, from_c.to(tl.float32))
 
 
 class Kept(NamedTuple):
@@ -96,11 +134,10 @@ def as_scalars(row):
 
 
 @triton.jit
-def find(x, cols, tops, top, live, bound, start, guess, spread, target, at, span, BY: tl.constexpr, FEW: tl.constexpr,
-         TILE: tl.constexpr):  # fmt: skip
-    """(edge, last, Z): the kept scores are those above the edge and those equal to it up to the class `last`; Z is their mass.
-    The arguments are those of `select` and `cut`."""
-    edge, _, tied, beyond, above = select(x, tops, top, live, bound, start, guess, spread, target, at, BY, TILE)
+def settle(x, cols, tops, top, edge, tied, beyond, above, target, more, at, BY: tl.constexpr, L: tl.constexpr,
+           TILE: tl.constexpr):  # fmt: skip
+    """(edge, last, Z) from what `select` gives: the kept scores are those above the edge and those equal to it up to the class `last`; Z is
+    their mass. A gathered tile has classes `cols`, in order within each L of the row, and `more` is the mass that it lacks."""
     last = (edge * 0.0).to(tl.int32) + at.n
     at_edge = weigh(edge, top).to(tl.float64)
     if BY == "count":
@@ -109,10 +146,14 @@ def find(x, cols, tops, top, live, bound, start, guess, spread, target, at, span
         room = tl.maximum(tl.ceil(((target - above) / at_edge).to(tl.float32)), 1.0)
         room = tl.minimum(room, at.n)  # a weight of 0 at the edge
     # not from the search, whose first weight is that of the whole row
-    z = probe(x, tops, top, tl.where(tied, beyond, edge), at, "exp", TILE)
+    z = more + probe(x, tops, top, tl.where(tied, beyond, edge), at, "exp", TILE)
     if any_of(tied):
+        if cols is not None:
+            room = tl.minimum(
+                room, probe(x, tops, top, edge, at, "count", TILE) - probe(x, tops, top, beyond, at, "count", TILE)
+            )
         ranked = tl.where(tied, room, 1.0).to(tl.int32)
-        last = tl.where(tied, cut(x, cols, tops, edge, ranked, at, span, FEW.PARTS, TILE), last)
+        last = tl.where(tied, cut(x, cols, tops, edge, ranked, at, L, TILE), last)
         z += tl.where(tied, room.to(tl.float64) * at_edge, 0.0)
     return edge, last, tl.where(z > 0.0, z, 1.0)
 
@@ -126,7 +167,7 @@ def in_steps(to, live, row, goal, at, MODE: tl.constexpr, LOGS: tl.constexpr, TI
 
 
 @triton.jit
-def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS, PTR, IDS,
+def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, LISTED, TOPS, PTR, IDS,
                    rows, n, span, list_span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr, BY: tl.constexpr, LOGS: tl.constexpr,
                    PER_ROW: tl.constexpr, FEW: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
@@ -145,7 +186,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         x = fetch(at, 0, True, TILE, False) if TILE.WHOLE else per_lane(0.0, TILE)
         tops = x
         if MODE == "write":
-            tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
+            tops = part_lanes(TOPS, row, PARTS, L)
         top, edge, last, z, bad = recall(STATE, row, valid)
         last = last.to(tl.int32, bitcast=True) + at.lead
         edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last)  # keeps no score
@@ -156,43 +197,105 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             x = tops
         else:
             FILL: tl.constexpr = NOTHING if FEW.FEW > 0 and WRITES and not FEW.LATE else None
-            x, tops, top, bad = survey(at, output(mine, OUT, o0, o1, o2, oc, TILE), FILL, TILE)
+            to = output(mine, OUT, o0, o1, o2, oc, TILE)
+            x, tops, top, bad, w0, w1, w2 = survey(at, to, FILL, BY == "exp", TILE)
             cells = tops
         bad = bad | (par != par)
         empty = top == float("-inf")
         live = (bad == 0) & (empty == 0)
         top = tl.where(live, top, 0.0)
         bound = top * 0.0 + LOWEST
-        whole, guess, spread = None, None, None
+        whole, ceiling, past, guess, spread = None, None, None, None, None
         if BY == "count":
             target = par
             if TILE.WHOLE:
                 guess, spread = expected(x, top, target)
             else:
-                bound, _ = from_lanes(cells, top, live, target, at)
+                bound, _ = from_lanes(cells, as_tile(top), as_tile(live.to(tl.int32)) > 0, as_tile(target), at)
+                bound = as_tile(bound)
         else:
-            whole, guess, spread = mass(x, top, par, at, TILE)
+            if TILE.WHOLE:
+                w, vw, vvw = moments(x - top)
+                whole, guess, spread = nucleus(wide(w), total(vw), total(vvw), top, par)
+                spread *= 0.125
+            else:
+                if PARTS > 0:
+                    whole, guess, spread = nucleus_of_parts(TOPS, row, top, par, PARTS, L)
+                else:
+                    w0, w1, w2 = moved(w0, w1, w2, tops - top)
+                    whole, guess, spread = nucleus(wide(w0), total(w1), total(w2), top, par)
+                    spread *= SPREAD
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # all scores below this bound together weigh less than the mass that is left out
             least = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / mine.n) - 1e-3)
             bound = tl.where(live & (par < 1.0), tl.maximum(least, bound), bound)
+            if PARTS > 0:
+                a, b, c = near(guess, spread, at)
+                from_a, from_b, from_c, _none = surveyed_numbers(TOPS, row, PARTS, 4, L)
+                weights = wide(from_a), wide(from_b), wide(from_c)
+                low_, whole, ceiling, past = narrowed_by(
+                    pivot(bound, at),
+                    whole,
+                    pivot(bound, at) * 0 + 0x7FFFFFFF,
+                    whole * 0.0,
+                    a,
+                    b,
+                    c,
+                    weights,
+                    target,
+                    live,
+                )
+                bound, guess, spread = unkey(low_), None, None
         if FEW.FEW > 0:
-            held = (cells >= bound) & (cells > float("-inf"))
-            tile, cols, small = gather(at, held, LIST, COUNT, bad, list_span, FEW, TILE)
-        if small:
-            best = tl.max(tile, 1, keep_dims=True)
-            peak, sane, low, aim = as_tile(top), as_tile(live.to(tl.int32)) > 0, as_tile(bound), as_tile(target)
-            begun, near, off = whole, guess, spread
+            held = (cells >= as_tile(bound)) & (cells > float("-inf"))
+            count = list_lanes(held, LIST, COUNT, bad, FEW)
+            small = count <= FEW.FEW
+            edge, last, z = as_tile(top), as_tile(top).to(tl.int32), as_tile(top).to(tl.float64)
+            low, aim, more = as_tile(bound), as_tile(target), z * 0.0
+            begun, near_, off = None, None, None
             if BY == "exp":
-                begun, near, off = as_tile(whole), as_tile(guess), as_tile(spread)
-            edge, last, z = find(
-                tile, cols, best, peak, sane, low, begun, near, off, aim, at, list_span, BY, FEW, AT_HAND
-            )
-            edge, last, z = as_tile(edge), as_tile(last), as_tile(z)
+                begun = as_tile(whole)
+                if PARTS > 0:
+                    near_, off = 0.5 * (low + as_tile(top)), 0.25 * (as_tile(top) - low)
+                else:
+                    near_, off = as_tile(guess), as_tile(spread)
+            at_hand = small
+            if small == 0:
+                edge_, _few, tied_, beyond_, upto, above_ = select(
+                    x, tops, top, live, bound, whole, ceiling, past, guess, spread, target, at, BY, FEW.MOST, TILE
+                )
+                at_hand = any_of(tied_ & (more_than(FEW.MOST, key(edge_), upto, above_, top, BY) == 0))
+                if at_hand:
+                    low, high = as_tile(edge_), as_tile(beyond_)
+                    count = list_between(at, tops, as_scalar(edge_), as_scalar(beyond_), LISTED, FEW, TILE)
+                    aim = as_tile(target - above_)
+                    if BY == "exp":
+                        begun, more = as_tile(upto - above_), as_tile(above_)
+                        near_, off = 0.5 * (low + high), 0.25 * (high - low)
+                    else:
+                        more = as_tile(probe(x, tops, top, beyond_, at, "exp", TILE))
+                else:
+                    edge_, last_, z_ = settle(
+                        x, None, tops, top, edge_, tied_, beyond_, above_, target, 0.0, at, BY, L, TILE
+                    )
+                    edge, last, z = as_tile(edge_), as_tile(last_), as_tile(z_)
+            if at_hand:
+                if small:
+                    listed = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
+                    tile, cols, _ok = read_lanes(at, listed, count, list_span, FEW, TILE)
+                else:
+                    tile, cols = read_listed(at, LISTED, count, FEW, TILE)
+                best, peak, sane = tl.max(tile, 1, keep_dims=True), as_tile(top), as_tile(live.to(tl.int32)) > 0
+                edge, _few, tied, beyond, _upto, above = select(
+                    tile, best, peak, sane, low, begun, None, None, near_, off, aim, at, BY, 1.5, AT_HAND
+                )
+                edge, last, z = settle(tile, cols, best, peak, edge, tied, beyond, above, aim, more, at, BY, L, AT_HAND)
+                edge, last, z = as_tile(edge), as_tile(last), as_tile(z)
         else:
-            edge, last, z = find(
-                x, None, tops, top, live, bound, whole, guess, spread, target, at, list_span, BY, FEW, TILE
+            edge, _, tied, beyond, _, above = select(
+                x, tops, top, live, bound, whole, ceiling, past, guess, spread, target, at, BY, 1.5, TILE
             )
+            edge, last, z = settle(x, None, tops, top, edge, tied, beyond, above, target, 0.0, at, BY, L, TILE)
         log_z = log1p((z - 1.0).to(tl.float32))
         z = z.to(tl.float32)
     kept = Kept(top, edge, last, 1.0 / z, log_z)
@@ -202,25 +305,29 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         if TILE.WHOLE:
             finish(to, 0, emit(x, lanes(0, TILE.K, TILE.L), kept, LOGS), goal, at, MODE, TILE)
         else:
-            if FEW.FEW > 0 and not WRITES:
-                few = tl.load(COUNT + tl.program_id(0))
-                small = few <= FEW.FEW
+            if FEW.FEW > 0 and (MODE == "grad" or MODE == "write"):
+                count = tl.load(COUNT + tl.program_id(0))
+                small = count <= FEW.FEW
             if small:
-                single = as_scalars(kept)
-                if WRITES:  # the other classes are filled already, or are filled now
-                    if FEW.LATE:
-                        tl.debug_barrier()
-                        for begin in range(0, at.n, TILE.K * TILE.L):
-                            fill(to, begin, NOTHING, at, TILE)
-                    p = emit(tile, cols, single, LOGS)
-                    scatter(to, cols, p, chosen(tile, cols, single.edge, single.last), at, TILE)
-                elif MODE == "grad":
+                if MODE != "write":
                     listed = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
-                    tile, cols, ok = read_lanes(at, listed, few, list_span, FEW, TILE)
-                    finish_empty(to, goal, at, TILE)
-                    finish_gathered(to, cols, emit(tile, cols, single, LOGS), ok, goal, at, TILE)
+                    tile, cols, ok = read_lanes(at, listed, count, list_span, FEW, TILE)
+                    single = as_scalars(kept)
+                    p = emit(tile, cols, single, LOGS)
+                    if MODE == "grad":
+                        finish_empty(to, goal, at, TILE)
+                        finish_gathered(to, cols, p, ok, goal, at, TILE)
+                    else:  # the other classes are filled already, or are filled now
+                        if FEW.LATE:
+                            tl.debug_barrier()
+                            for begin in range(0, at.n, TILE.K * TILE.L):
+                                fill(to, begin, NOTHING, at, TILE)
+                        scatter(to, cols, p, chosen(tile, cols, single.edge, single.last), at, TILE)
             elif not WRITES or PARTS == 0:
-                reaching = tops >= edge if MODE != "grad" else tops == tops
+                if MODE == "grad":
+                    reaching = tops == tops
+                else:
+                    reaching = in_packs(tops >= edge, at, TILE)
                 in_steps(to, reaching, kept, goal, at, MODE, LOGS, TILE)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
