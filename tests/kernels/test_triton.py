@@ -44,12 +44,15 @@ BRIEF = {
     "rows": (
         "(forward_is and 5- or backward_is and 3-whole) and (softmax or sparsemax or entmax-1.5 or entmax-4/3 or budget-2.5 or normmax-2 "
         "or taylor-4) or index_losses and 2-whole and (-softmax or entmax-1.5) or ties_are and whole and SparseSoftmax "
-        "or ties_below and float32-whole and 40 or in_place and Sparsemax and few or many_lanes and 40-parts "
+        "or ties_below and float32-whole and 40 or in_place and Sparsemax and few or many_lanes and 40-parts or ends_among and few "
         "or slope and (references and 129 and (-rows or entmax-1.3 or normmax-2) or steep_rows and steps)"
     ),
     "ragged": "test_gradients and sparsemax and False or launched",
     "layer": "product",
-    "replay": "second_call and top-k and dtype0 or in_place_and or test_unusual or hooks or end_of_the_memory or another_device",
+    "replay": (
+        "second_call and top-k and dtype0 or each_row_are_kept and Entmax or in_place_and or test_unusual or hooks "
+        "or end_of_the_memory or another_device"
+    ),
     "router": "of_the_reference and (deepseek-v3 or eight) and float32 or any_axis_strides",
     "sinkhorn": "masks or 30.0-2]",
     "attention": "a_map_with_slopes and sparsemax or keys_in_parts_with_a_map and budgets",
@@ -58,7 +61,7 @@ PARTS = {  # of the long files, by the names of their tests: one process each
     "rows": {
         "forward": "forward or halves",
         "rows": "flat or layouts or masks",
-        "strange": "strange or huge or ties or offsets or perturb_max or alpha",
+        "strange": "strange or huge or ties or ends_among or offsets or perturb_max or alpha",
         "backward": "backward and not logarithms",
         "slopes": "slope and not backward",
         "losses": "index_losses",
