@@ -286,6 +286,7 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                     z = tl.where(short, z - fall(total, rates, c, FORM).to(tl.float64), z)
                     go = short & (total - mass > enough)
                     if SAVE:
+                        tl.debug_barrier()  # all bits of this pass are set
                         for word in range(tl.cdiv(tl.cdiv(wide, coarse), 32)):
                             tl.store(flags + tall.to(tl.int64) * word, 0)
         turn = 0
@@ -314,9 +315,8 @@ def attention_forward(arrays, call, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, R
                     if FORM.LINK == "power" and FORM.P == 2:
                         supported += row_sum(tl.minimum(rate * 1e30, 1.0))
                     bits |= tl.where(sum_value > 0.0, bit << t, 0)
-                if (
-                    FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root"
-                ):  # thresholds only rise, so blocks stay out
+                # thresholds only rise, so blocks stay out
+                if FORM.LINK == "power" or FORM.LINK == "any" or FORM.LINK == "root":
                     live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
                 else:
                     live += size
