@@ -233,7 +233,7 @@ def test_explain_tells_the_engine_of_a_learned_parameter():
         assert (found["forward"] == "native") == compiled
         assert "slope" in found
         assert "slope" not in engines(kind(value), x)
-    plain = A.Ranks(torch.tensor(1.0, requires_grad=True))
+    plain = A.Elementwise(A.Entmax(torch.tensor(1.5, requires_grad=True)))
     said = A.explain(plain, x, verbose=True)
     assert engines(plain, x)["forward"] == "reference"
     assert "has a gradient; plain operations have it" in str(said)

@@ -34,7 +34,7 @@ def test_the_engine_gives_what_the_reference_does(cell):
     holds(cell)
 
 
-WITHOUT_A_LOSS = {"Taylor", "Sigsoftmax", "Ratio", "Bounded"}
+WITHOUT_A_LOSS = {"Taylor", "Sigsoftmax", "Ratio", "Bounded", "Softpick"}
 WITHOUT_LOG = {c.row for c in SERVED} - {"Softmax", "Sigsoftmax", "SparseSoftmax"}
 EMPTY = {  # what is left to plain operations, by the names of maps
     "forward": set(),

@@ -463,14 +463,15 @@ def test_in_chromium(installed):
 
 
 def test_the_package_knows_every_map_of_the_kernels(installed):
-    """All but Ranks, whose rows are sorted and have no link, Bounded, whose classes have bounds, and Ratio's relu, a user's function."""
+    """All but Ranks and Fusedmax, whose rows have no link, Bounded, whose classes have bounds, Softpick, whose rows have no fixed sum, and
+    Ratio's relu, a user's function."""
     text = (installed / "node_modules" / "anymax" / "codes.mjs").read_text(encoding="utf-8")
     tables = {name: json.loads(body) for name, body in re.findall(r"export const (\w+) = (.*);", text)}
     assert list(tables["MAP"].values()) == list(link.MAPS.values())
     assert tables["NOISE"] == link.NOISES
     assert len(tables["OP"]) == len(link.CODES)
     names = set(re.findall(r"^  (\w+): \{", (SOURCES / "maps.mjs").read_text(encoding="utf-8"), flags=re.M))
-    assert names == {kind.name for kind in anymax.mappings.CATALOGUE if kind.kernel} - {"ranks", "bounded"}
+    assert names == {kind.name for kind in anymax.mappings.CATALOGUE if kind.kernel} - {"ranks", "fusedmax", "bounded", "softpick"}
     types = re.search(r"type Name = (.*);", (SOURCES / "anymax.d.ts").read_text(encoding="utf-8"))
     assert set(re.findall(r'"(\w+)"', types[1])) == names
     assert names == set(re.findall(r"^\| `(\w+)` \|", (SOURCES / "README.md").read_text(encoding="utf-8"), flags=re.M))

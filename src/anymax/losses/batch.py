@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -79,6 +78,8 @@ class Batch:
     sample_weight: Array | None  # [..., 1], the class weight of the target, 0 where ignored
     options: LossOptions
     dtype: Any  # of the result
+    # `y` and `place` once they are found: functools.cached_property has a lock in Python 3.11, which torch.compile can't trace
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
@@ -108,9 +109,14 @@ class Batch:
                 sample_weight = _of_class(class_weight, t, rows, xp) if indices else dot(t, class_weight, xp)
         return cls(xp, mapping, rows, keep, poisoned, t, indices, ignored, class_weight, sample_weight, options, dtype)
 
-    @functools.cached_property
+    @property
     def y(self) -> Array:
         """The target as a distribution, [..., n], smoothed."""
+        if "y" not in self.found:
+            self.found["y"] = self._distribution()
+        return self.found["y"]
+
+    def _distribution(self) -> Array:
         xp, rows, y = self.xp, self.rows, self.target
         if self.indices:
             y = xp.astype(y == _array.positions(rows, y.dtype, xp), rows.dtype)
@@ -139,12 +145,14 @@ class Batch:
         """The probabilities [..., n]."""
         return bridge(self.rows).apply(self.mapping, self.rows)
 
-    @functools.cached_property
+    @property
     def place(self) -> Array | None:
         """Where in the row the only class with a target lies, [..., 1], 0 where there is none; None for a distribution."""
         if not self.indices or self.options.smoothing:
             return None
-        return _at(self.target, self.rows, self.xp)
+        if "place" not in self.found:
+            self.found["place"] = _at(self.target, self.rows, self.xp)
+        return self.found["place"]
 
     def of_target(self, per_class: Array, finite: Array) -> Array:
         """<y, per_class> with the class weights, [..., 1]; see `of_target`."""
