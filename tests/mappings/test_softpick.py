@@ -60,3 +60,15 @@ def test_attention_and_draws():
     np.testing.assert_allclose(share, [1 - p.sum(), *p], atol=0.01)
     np.testing.assert_allclose(drawn.log_prob, np.log(np.append(p[:2], 1 - p.sum()))[drawn.index])
     assert am.sample(am.Softpick(), [-1.0, -2.0], generator=0) == -1
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-8, 0.5, 30.0])
+def test_epsilon_stands_beside_the_sum(epsilon):
+    """In floats and doubles, of rows whose scores are small, large, all below 0, and masked."""
+    x = np.random.default_rng(0).normal(size=(5, 40)) * np.array([[1.0], [1e-3], [30.0], [1.0], [1.0]])
+    x[3], x[4, ::3] = -np.abs(x[3]), -np.inf
+    less = np.expm1(x)
+    with np.errstate(invalid="ignore"):
+        want = np.maximum(less, 0.0) / (np.abs(np.where(x > -np.inf, less, 0.0)).sum(-1, keepdims=True) + epsilon)
+    for dtype, rtol in ((np.float64, 1e-13), (np.float32, 4e-6)):
+        np.testing.assert_allclose(am.apply(am.Softpick(epsilon), x.astype(dtype)), want, rtol=rtol, atol=1e-30)
