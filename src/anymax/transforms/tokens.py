@@ -309,10 +309,11 @@ def _at_classes(function: Callable[..., Array], x: Any, classes: Array, values: 
         return function(x, classes, *values)
     places = adopt(np.searchsorted(there, on_host(classes)) - (on_host(classes) < 0), x, xp)
     there = adopt(there, x, xp)
-    moved = function(xp.take(x, there, axis=-1), places, *values)
+    rows: Any = x
+    moved = function(xp.take(rows, there, axis=-1), places, *values)
     if is_torch(x):
-        return x.index_copy(-1, there, moved)
-    out = x.copy()
+        return rows.index_copy(-1, there, moved)
+    out = rows.copy()
     out[..., there] = moved
     return out
 
