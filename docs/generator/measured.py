@@ -182,6 +182,10 @@ def learned() -> str:
     return f"{text.table(head, rows, (1, 3, 4))}\n\n{run.machine}."
 
 
+def _two_digits(value: float) -> str:
+    return f"{value:.2g}" if value < 99.5 else f"{float(f'{value:.2g}'):.0f}"
+
+
 def growth() -> str:
     """A row for each verb: how its time grows, its ratio to the peer at three sizes, and the memory at the largest."""
     paths = sorted((RESULTS / "growth").glob("*.json"))
@@ -197,7 +201,7 @@ def growth() -> str:
         grown = math.log(large["ours_ms"] / small["ours_ms"]) / math.log(
             math.prod(large["size"]) / math.prod(small["size"])
         )
-        ratios = " / ".join(f"{r['ratio']:.2g}" + ("?" if r["noisy"] else "") for r in sizes)
+        ratios = " / ".join(_two_digits(r["ratio"]) + ("?" if r["noisy"] else "") for r in sizes)
         memory = ["" if m is None else f"{m:.1f}" for m in (large["memory"], large["peer_memory"])]
         shapes = " / ".join(" × ".join(f"{n:,}" for n in r["size"]) for r in sizes)
         rows.append((verb, shapes, f"{grown:.2f}", ratios, large["peer"], *memory))

@@ -134,6 +134,11 @@ def test_explain(no_library):
     assert str(told).splitlines()[0] == "Softmax()"
     assert "forward     framework" in str(told)
     assert "(framework refuses: it has forward and vjp, not loss)" in str(told)
+    with A.use("reference"):
+        said = str(A.explain(Sparsemax(), torch.randn(2, 5)))
+        assert "forward     reference (array code, which iterates: 20 to 200 times a kernel's time)" in said
+        assert "loss        reference\n" in said
+        assert "(array code: 5 to 30 times" in str(A.explain(A.Elementwise(), torch.randn(2, 5)))
     told = A.explain(Sparsemax(), torch.randn(2, 5), verbose=True)
     assert "torch has a fused softmax, but no sparsemax" in str(told)
     told = A.explain(Softmax(), [0.0, 1.0], verbose=True)

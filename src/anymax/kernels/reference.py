@@ -8,6 +8,7 @@ from .._array import (
     Array,
     floating,
     in_blocks,
+    is_jax,
     namespace,
     poison,
     quiet,
@@ -62,6 +63,14 @@ class Reference(Engine):
         xp = namespace(p)
         with quiet(p):
             return mapping.loss_slope(name, upcast(x, xp), upcast(p, xp), xp)
+
+    def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
+        """What p and its gradient cost in array code; XLA compiles that of JAX."""
+        if op not in ("forward", "vjp") or is_jax(x):
+            return None
+        if mapping.iterative:
+            return "array code, which iterates: 20 to 200 times a kernel's time"
+        return "array code: 5 to 30 times a kernel's time"
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
         out = _in_compute_dtype(mapping.loss, x, p, y)
