@@ -279,7 +279,7 @@ struct OrderCall {
     }
 
     void back_to_ranks(const T *p, const T *g, const int32_t *order, int64_t a, int64_t b, T *out) const {
-        const double scale = 1.0 / call->strength;
+        const double scale = fmin(1.0 / call->strength, 1e300);
         if (b - a == 1) {
             const uint32_t i = place(order[a]);
             out[i] = p[i] == 0 || g[i] - g[i] == 0 ? (T)0 : (T)NAN;

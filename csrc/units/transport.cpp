@@ -11,9 +11,14 @@ template <class C>
 class Transport {
     const anymax_sinkhorn_call &call;
     const int64_t size;
-    const Team team;  // of a single matrix
+    const C temperature;  // above 0 as a number of this dtype
+    const Team team;      // of a single matrix
     Room history, memory;
 
+    static C at_least(C temperature) {
+        const C least = C(sizeof(C) == 4 ? 1e-37 : 1e-300);
+        return temperature > least ? temperature : least;
+    }
     const C *scores(int64_t k) const { return (const C *)call.x + k * size; }
     const C *gradient(int64_t k) const { return (const C *)call.g + k * size; }
     C *result(int64_t k) const { return (C *)call.out + k * size; }
@@ -27,11 +32,11 @@ class Transport {
         if (!base) return ANYMAX_NO_MEMORY;
         matrix.lay_out(base, remembered);
         C *const out = result(k);
-        if (!matrix.read(scores(k), (C)call.temperature, rows(k), columns(k))) {
+        if (!matrix.read(scores(k), temperature, rows(k), columns(k))) {
             for (int64_t e = 0; e < size; e++) out[e] = not_a_number<C>;
             if (call.tolerance > 0.0) call.left[k] = 0.0;
         } else if (call.g) {
-            matrix.backward(call.iterations, (C)call.temperature, gradient(k), out);
+            matrix.backward(call.iterations, temperature, gradient(k), out);
         } else {
             const double left = matrix.forward(call.iterations, out, (C)call.tolerance);
             if (call.tolerance > 0.0) call.left[k] = left;
@@ -48,10 +53,10 @@ class Transport {
         V *const past = call.g ? (V *)history.take<C>(call.iterations * (call.n + call.m) * width<C>) : nullptr;
         if (call.g && !past) return ANYMAX_NO_MEMORY;
         uint32_t others = matrices.read_sums(rows(k), call.rows_step, columns(k), call.columns_step, count);
-        others |= matrices.read(scores(k), count, (C)call.temperature);
+        others |= matrices.read(scores(k), count, temperature);
         if (others != (uint32_t)((1ull << count) - 1)) {
             if (call.g)
-                matrices.backward(gradient(k), count, call.iterations, (C)call.temperature, past);
+                matrices.backward(gradient(k), count, call.iterations, temperature, past);
             else if (call.tolerance > 0.0)
                 matrices.converge(call.iterations, (C)call.tolerance, call.left + k, count);
             else
@@ -64,7 +69,8 @@ class Transport {
     }
 
   public:
-    Transport(const anymax_sinkhorn_call &call, const Team &team) : call(call), size(call.n * call.m), team(team) {}
+    Transport(const anymax_sinkhorn_call &call, const Team &team)
+        : call(call), size(call.n * call.m), temperature(at_least((C)call.temperature)), team(team) {}
 
     int run(int64_t begin, int64_t end) {
         const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && (!call.g || call.iterations <= SMALL_ITERATIONS);

@@ -1,5 +1,5 @@
 // What the explorer's page asks of the kernels: rows of scores in, numbers to draw out, all in double precision. The maps are
-// those of anymax.h, and three ratio maps, p_i = u(x_i) / sum u, which have no kernel. Every function returns 0 or a code of
+// those of anymax.h, and three ratio maps, p_i = u(x_i) / sum u, in plain loops. Every function returns 0 or a code of
 // `explorer_error`.
 #include <math.h>
 #include <stdint.h>

@@ -201,6 +201,18 @@ def test_no_temperature_overflows(temperature, dtype):
     np.testing.assert_allclose(p.sum(-2), 1.0, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("_by")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-50, 1e-30, 1e-3])
+def test_a_low_temperature_gives_the_assignment(temperature, dtype):
+    """Where the best column of each row is that of no other; also for one matrix, and for a temperature that is 0 as a float."""
+    best = np.random.default_rng(0).permuted(np.tile(np.arange(6), (5, 1)), axis=1)
+    want = (np.arange(6) == best[..., None]).astype(dtype)
+    for count in (5, 1):
+        x = want[:count] * np.asarray(2.0, dtype)
+        np.testing.assert_allclose(Sinkhorn(20, temperature)(x), want[:count], atol=1e-6)
+
+
 def test_a_high_temperature_gives_equal_shares():
     np.testing.assert_allclose(Sinkhorn(None, 1e9)(scores(3, 5)), 0.2, rtol=1e-6)
 

@@ -235,7 +235,10 @@ def backward(
     g: Tensor,
     wants: set[str],
 ) -> dict[str, Tensor]:
-    """The gradients of q, k and v ("q", "k", "v") and of the arrays that `wants` names, each with the shape of its input."""
+    """The gradients of q, k and v ("q", "k", "v") and of the arrays that `wants` names, each with the shape of its input.
+
+    Those of k and v are not computed where `wants` names neither.
+    """
     q, k, v = (_in_line(a) for a in (q, k, v))
     plan, _ = sizes(job, q, k, v, True)
     found = {n: torch.empty_like(a, memory_format=torch.contiguous_format) for n, a in (("q", q), ("k", k), ("v", v))}

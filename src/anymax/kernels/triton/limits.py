@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from ..link import Link, noise_of, refuse_link
 
+MAPS = (
+    "softmax",
+    "sparsemax",
+    "entmax",
+    "budget",
+    "normmax",
+    "topk",
+    "topp",
+    "taylor",
+    "sigsoftmax",
+    "perturb_max",
+)  # the links of rows
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the links of the attention kernels
 DTYPES = ("float32", "bfloat16", "float16")
 NOISES = ("normal", "logistic")
@@ -12,7 +24,7 @@ MOST_ORDER = 16  # of Taylor softmax
 
 def taken(link: Link, name: str) -> Link | str:
     """The link as these kernels take it, or a sentence that says why they don't. name: what people call the map."""
-    if link.kind in ("relu", "bounded", "softpick"):
+    if link.kind not in MAPS:
         return f"it has no kernel for {name}"
     if link.kind == "perturb_max":
         noise = noise_of(link)

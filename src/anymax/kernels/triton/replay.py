@@ -81,6 +81,13 @@ def repeated(key: Hashable, given: tuple[Tensor | None, ...], call: Callable[[],
     return result
 
 
+def _span(t: Tensor) -> int:
+    """The bytes from the first number of a tensor to behind its last."""
+    return (
+        t.element_size() * (1 + sum(step * (size - 1) for size, step in zip(t.shape, t.stride()))) if t.numel() else 0
+    )
+
+
 class _Launch(NamedTuple):
     run: Callable[..., None]  # launches the compiled kernel with these arguments
     args: list[Any]  # None for addresses
@@ -164,7 +171,8 @@ class _Recording:
             offset = at - whole.data_ptr()
             if not offset:
                 return i, 0
-            best = best or (i, offset)
+            if 0 < offset < _span(whole):  # another may lie elsewhere in a later call
+                best = best or (i, offset)
         return best
 
     def kept(self, result: Any) -> _Kept | None:

@@ -16,7 +16,7 @@ NODES = 32  # of the quadrature of "perturb_max"
 INTERPRETED = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: tests without a GPU
 MOST_KEPT = 1024
 _kept: dict[Any, Words] = {}  # what was asked for before
-NAMES = tuple(name for name in MAPS if name not in ("relu", "softpick"))
+NAMES = limits.MAPS
 
 
 class Words(NamedTuple):
