@@ -144,9 +144,10 @@ class FusedRow {
     // The groups that may have p > 0, by their first places in `some`, and their values; how many there are.
     template <class At>
     int64_t candidates(int64_t m, double top, double strength, At at) {
+        const double least = top - 2.0 - 1e-9 * fabs(top);  // by 1 and what the string's slopes are wrong by
         int64_t count = 0;
         for (int64_t from = 0; from < m; from = next[from])
-            if (value[from] > top - 2.0) some[count++] = (int32_t)from;  // by 1 and rounding
+            if (value[from] >= least) some[count++] = (int32_t)from;
         for (int64_t k = 0; k < count; k++) {
             const int64_t from = some[k], to = next[from];
             double sum = 0.0, pull = 0.0;  // by each of the groups beside it
@@ -158,20 +159,23 @@ class FusedRow {
         return count;
     }
 
-    // Where the values above it, less it, sum to 1.
+    // Where the values above it, less it, sum to 1. All become relative to the largest, which may be so large that 1 beside it
+    // is lost.
     double threshold(int64_t groups) {
         double top = value[some[0]];
         for (int64_t k = 1; k < groups; k++) top = value[some[k]] > top ? value[some[k]] : top;
         int64_t count = 0;
-        for (int64_t k = 0; k < groups; k++)
-            if (value[some[k]] > top - 1.0) more[count++] = some[k];
+        for (int64_t k = 0; k < groups; k++) {
+            value[some[k]] -= top;
+            if (value[some[k]] > -1.0) more[count++] = some[k];
+        }
         while (true) {
             double places = 0.0, mass = 0.0;
             for (int64_t k = 0; k < count; k++) {
                 const int64_t from = more[k], size = next[from] - from;
-                places += (double)size, mass += (double)size * (value[from] - top);
+                places += (double)size, mass += (double)size * value[from];
             }
-            const double tau = top + (mass - 1.0) / places;
+            const double tau = (mass - 1.0) / places;
             int64_t kept = 0;
             for (int64_t k = 0; k < count; k++) {
                 more[kept] = more[k];

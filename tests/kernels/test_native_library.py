@@ -76,7 +76,7 @@ def test_every_instruction_set(isa):
 @pytest.mark.whole
 def test_an_instruction_set_by_the_environment():
     code = (
-        "from anymax.kernels import _memory, native; print(native.isa(), native.load() if native.isa() is None else '')"
+        "from anymax.kernels import native; print(native.isa(), native.load() if native.isa() is None else '')"
     )
     assert in_a_child(code, ANYMAX_ISA="baseline").startswith("baseline")
     assert "ANYMAX_ISA asks for 'mmx'" in in_a_child(code, ANYMAX_ISA="mmx")
@@ -133,7 +133,7 @@ def test_a_forked_child_works(first):
 
 @pytest.mark.whole
 def test_omp_num_threads():
-    code = "from anymax.kernels import _memory, native; print(native.get_num_threads())"
+    code = "from anymax.kernels import native; print(native.get_num_threads())"
     assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
 
 
@@ -240,7 +240,7 @@ def test_threadpoolctl_limits_the_pool(name, tmp_path):
             path.symlink_to(tmp_path / name)
     code = """
     import threadpoolctl
-    from anymax.kernels import _memory, native
+    from anymax.kernels import native
     native.set_num_threads(4)
     with threadpoolctl.threadpool_limits(limits=1):
         print(native.get_num_threads(), end=" ")
@@ -252,7 +252,7 @@ def test_threadpoolctl_limits_the_pool(name, tmp_path):
 @pytest.mark.whole
 def test_a_threadpoolctl_too_old_to_be_told_of_a_library_is_left_alone(tmp_path):
     (tmp_path / "threadpoolctl.py").write_text("def threadpool_limits(limits=None, user_api=None): ...\n")
-    code = "import anymax, numpy; from anymax.kernels import _memory, native; print(native.isa(), anymax.sparsemax(numpy.eye(2)).sum())"
+    code = "import anymax, numpy; from anymax.kernels import native; print(native.isa(), anymax.sparsemax(numpy.eye(2)).sum())"
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     assert in_a_child(code, PYTHONPATH=paths) == f"{native.isa()} 2.0"
 

@@ -127,6 +127,16 @@ def test_long_rows_whose_hulls_are_long(shape):
             assert np.abs(price).max() <= strength * (1 + 1e-9) + 1e-9
 
 
+@pytest.mark.parametrize("large", [1e4, 1e10, 1e14, 1e16])
+def test_a_top_group_far_below_the_largest_score(large):
+    """A strength as large as the scores: what is 1 beside the values of the groups is lost."""
+    z = np.array([0, 4, 0, 4, 0, 4, 1, 3.5, 0]) * large
+    p = am.apply(am.Fusedmax(large), z)
+    np.testing.assert_allclose(p.sum(), 1.0, rtol=1e-12)
+    with am.use("reference"):
+        np.testing.assert_allclose(p, am.apply(am.Fusedmax(large), z), atol=1e-12)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 40])
 def test_the_queue_and_the_rounds_give_the_same(n):
     """Rows whose values can be read take a queue; under a compiler there are rounds over all rows."""

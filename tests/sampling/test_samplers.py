@@ -429,3 +429,15 @@ def test_the_support_of_few_candidates_is_where_p_is_not_0(mapping, kind, monkey
                 np.testing.assert_array_equal(ids[offsets[i] : offsets[i + 1]], row)
             for i, classes in enumerate(np.asarray(drawn.index).T):
                 assert set(classes) <= {-1, *want[i]}
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_support_of_long_rows_that_are_strange_or_missing():
+    none = sample(Softmax(), np.zeros((0, 2000), np.float32), generator=1, return_support=True)
+    assert none.support.ids.size == 0
+    assert none.support.offsets.tolist() == [0]
+    x = np.zeros((80, 2000), np.float32)
+    for first, others in ((INF, INF), (3e38, -3e38)):
+        x[5], x[5, 0] = others, first
+        drawn = sample(Softmax(), x, transform=topk(5), generator=1, return_support=True)
+        assert np.diff(drawn.support.offsets)[[0, 5]].tolist() == ([5, 0] if others == INF else [5, 1])

@@ -337,3 +337,14 @@ def test_long_rows_of_which_few_scores_are_sorted(spread, kind):
     x = np.linspace(0, -30, 3000)[None]  # the steepest drop is far from the largest score
     x[:, 2000:] -= 1e6
     np.testing.assert_array_equal(back(mink(0)(KINDS[kind](x))), mink_row(x[0], 0.0)[None])
+
+
+@every_kind
+@pytest.mark.parametrize(("tail", "dtype"), [(-200.0, np.float32), (-2000.0, np.float64)])
+def test_toph_keeps_no_score_whose_probability_is_0(kind, tail, dtype):
+    """Where all but the largest are lost beside it, the entropy of the row is 0, and so is that of any part of it."""
+    if kind == "jax" and dtype == np.float64:
+        return
+    x = np.append(np.zeros(1), np.full(1000, tail)).astype(dtype)
+    assert np.isfinite(back(toph(0.4)(KINDS[kind](x)))).sum() == 1
+    assert np.isfinite(back(toph(0.4, min_keep=3)(KINDS[kind](x)))).sum() == 3

@@ -13,8 +13,10 @@ bool read(anymax_order_call &call, PyObject *how) {
 // float64 of NumPy, one number or one a row
 bool strength_of(anymax_order_call &call, Array &strength, PyObject *a) {
     if (!strength.read_dense(NUMPY, a, ANYMAX_F64, -1) || (strength.count != 1 && strength.count != call.rows)) return false;
-    call.strength = *(const double *)strength.data;
-    call.strengths = strength.count == 1 ? nullptr : (const double *)strength.data;
+    if (strength.count == 1)
+        call.strength = *(const double *)strength.data;
+    else
+        call.strengths = (const double *)strength.data;
     return true;
 }
 

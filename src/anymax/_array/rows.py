@@ -198,7 +198,8 @@ def listed(keep: Array, xp: Namespace) -> tuple[Array, Array]:
             size = np.bincount(row, minlength=keep.shape[0])
         else:
             each = [np.flatnonzero(row) for row in host]
-            places, size = np.concatenate(each), [part.size for part in each]
+            places = np.concatenate([np.empty(0, np.int64), *each])
+            size = np.array([part.size for part in each], np.int64)
         begins = np.concatenate([[0], np.cumsum(size)])
         return adopt(places, keep, xp), adopt(begins, keep, xp)
     places = xp.nonzero(keep)[1]

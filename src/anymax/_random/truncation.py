@@ -203,7 +203,7 @@ def toph_count(x: Array, share: Any, entropy: Array, xp: Namespace, min_keep: in
         z, e, _ = _exponentials(some, xp)
         mass = running_sum(e, xp, wide)
         entropy = xp.log(mass) - running_sum(e * z, xp, wide) / mass
-        return (entropy <= limit) | (positions(some, xp.int32, xp) < min_keep)
+        return ((entropy <= limit) & (e > 0)) | (positions(some, xp.int32, xp) < min_keep)
 
     some, kept = _enough(inside, x, xp)
     count = _number(inside(some) if kept is None else kept, xp)

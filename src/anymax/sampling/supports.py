@@ -82,7 +82,8 @@ def _none_underflows(read: Pass, x: np.ndarray, ids: np.ndarray, begins: np.ndar
     scores = x.reshape(-1)[ids + np.repeat(x.shape[-1] * np.arange(x.shape[0]), np.diff(begins))]
     first = begins[:-1][there]
     spread = np.zeros((x.shape[0], 1))
-    spread[there, 0] = np.maximum.reduceat(scores, first) - np.minimum.reduceat(scores, first)
+    with quiet(x):  # scores that are infinite, or far apart
+        spread[there, 0] = np.maximum.reduceat(scores, first) - np.minimum.reduceat(scores, first)
     for step, truncates in read.steps:
         if not truncates:
             spread = spread / np.maximum(_by_rows(step.value, lead), np.finfo(np.float32).tiny)
