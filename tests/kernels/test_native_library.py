@@ -75,9 +75,7 @@ def test_every_instruction_set(isa):
 
 @pytest.mark.whole
 def test_an_instruction_set_by_the_environment():
-    code = (
-        "from anymax.kernels import native; print(native.isa(), native.load() if native.isa() is None else '')"
-    )
+    code = "from anymax.kernels import native; print(native.isa(), native.load() if native.isa() is None else '')"
     assert in_a_child(code, ANYMAX_ISA="baseline").startswith("baseline")
     assert "ANYMAX_ISA asks for 'mmx'" in in_a_child(code, ANYMAX_ISA="mmx")
     assert not native.load().set_isa("mmx")
