@@ -108,6 +108,7 @@ from .safe import expm1_over, log, log1p_over, phi, power, psi, safe, sigmoid, x
 from .tracing import (
     alike,
     ask_torch,
+    at_least,
     batched,
     compiling,
     decides,

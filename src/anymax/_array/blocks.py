@@ -12,7 +12,7 @@ import numpy as np
 from .dtypes import dtype_name
 from .kinds import Array, is_torch, namespace
 from .memory import recycler
-from .tracing import compiling, decides, differentiates, recorded
+from .tracing import at_least, compiling, decides, differentiates, recorded
 
 # numbers of the rows that are computed at a time: what is read again and again fits into a second cache
 BLOCK = 65536
@@ -20,16 +20,14 @@ BLOCK = 65536
 
 def takes_blocks(x: Array, *others: Any) -> bool:
     """True for many rows in the memory of a CPU, where nothing traces or records operations on them and on the others."""
-    if not is_large(x) or x.ndim < 2 or math.prod(x.shape[:-1]) < 2:
+    if not (type(x) is np.ndarray or is_torch(x)) or not is_large(x) or x.ndim < 2 or math.prod(x.shape[:-1]) < 2:
         return False
-    if not (type(x) is np.ndarray or is_torch(x)) or not decides(x):
-        return False
-    return not differentiates(x) and not recorded(*others)
+    return decides(x) and not differentiates(x) and not recorded(*others)
 
 
 def is_large(x: Array) -> bool:
     """True for more numbers than a cache holds, beside which what a further step costs is nothing; not while torch.compile traces."""
-    return not compiling() and math.prod(x.shape) >= 2 * BLOCK
+    return at_least(math.prod(x.shape), 2 * BLOCK) and not compiling()
 
 
 def in_blocks(function: Callable[..., Array], x: Array, *others: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .kinds import Array, Namespace, device_of, is_jax, is_torch
-from .tracing import decides, differentiates
+from .tracing import at_least, decides, differentiates
 
 _LONG = 1024  # scores of a row from which on NumPy sorts for torch on a CPU
 
@@ -33,7 +33,13 @@ def descending(x: Array, xp: Namespace, most: int | None = None) -> Array:
     """Each row sorted in descending order; `most`: at most so many of its largest entries."""
     n = x.shape[-1]
     most = n if most is None else min(most, n)
-    if is_torch(x) and n >= _LONG and decides(x) and not differentiates(x) and x.dtype in (xp.float32, xp.float64):
+    if (
+        is_torch(x)
+        and at_least(n, _LONG)
+        and decides(x)
+        and not differentiates(x)
+        and x.dtype in (xp.float32, xp.float64)
+    ):
         return xp.from_numpy(
             np.ascontiguousarray(descending(x.numpy(), np, most))
         )  # torch's sort takes 15 to 28 times as long

@@ -12,7 +12,7 @@ from .convert import adopt, is_int, number, on_host, shown
 from .dtypes import is_floating, without_autocast
 from .kinds import Array, Namespace, device_of, is_array, is_jax, is_torch, namespace
 from .places import descending, positions
-from .tracing import compiling, decides, differentiates, known
+from .tracing import at_least, compiling, decides, differentiates, known
 
 _T = TypeVar("_T")
 _MANY = 4096  # numbers from which on a look at them may pay
@@ -173,7 +173,7 @@ def is_strange(x: Array, xp: Namespace) -> Array:
 
 def all_finite(x: Array, xp: Namespace) -> bool:
     """True if x is known to have no infinities and NaN, so that their masks, which cost more than a formula, can be left out."""
-    if compiling() or math.prod(x.shape) < _MANY or not decides(x) or differentiates(x):
+    if not at_least(math.prod(x.shape), _MANY) or compiling() or not decides(x) or differentiates(x):
         return False
     return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
 

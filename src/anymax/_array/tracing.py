@@ -74,6 +74,11 @@ def decides(x: Array) -> bool:
     return known(x) and not (is_torch(x) and sys.modules["torch"].jit.is_tracing())
 
 
+def at_least(size: Any, least: int) -> bool:
+    """True if a size is so large, and no symbol in a program for any size."""
+    return type(size) is int and size >= least
+
+
 def plain_number(x: Array) -> float | None:
     """The number in a float tensor of torch without axes, where plainly nothing traces or changes calls; None for any other array."""
     torch = torch_loaded()

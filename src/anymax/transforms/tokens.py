@@ -17,6 +17,7 @@ from .._array import (
     Ranges,
     adopt,
     asarray,
+    at_least,
     beside,
     counts,
     decides,
@@ -297,11 +298,11 @@ def at_classes(
     own = [values[k] for k in arrays]
     if takes_blocks(x, *own) and known(classes):
         return in_blocks(of_block, x, classes, *own)
-    return of_block(x, classes, *own) if x.shape[-1] >= _LONG else function(x, classes, *values)
+    return of_block(x, classes, *own) if at_least(x.shape[-1], _LONG) else function(x, classes, *values)
 
 
 def _at_classes(function: Callable[..., Array], x: Any, classes: Array, values: list[Any], xp: Namespace) -> Array:
-    few = x.shape[-1] >= _LONG and decides(x) and known(classes) and (is_torch(x) or isinstance(x, np.ndarray))
+    few = at_least(x.shape[-1], _LONG) and decides(x) and known(classes) and (is_torch(x) or isinstance(x, np.ndarray))
     per_class = any(is_array(v) and v.ndim and v.shape[-1] == x.shape[-1] for v in values)
     there = np.unique(on_host(classes)) if few and not per_class else np.empty(0)
     there = there[np.searchsorted(there, 0) :]
