@@ -3,12 +3,6 @@
 
 namespace {
 
-bool rows_of(anymax_fused_call &call, const Array &x) {
-    if (x.dtype > ANYMAX_F64 || x.ndim < 1 || !x.dense()) return false;
-    call.dtype = x.dtype, call.n = x.shape[x.ndim - 1], call.rows = call.n ? x.count / call.n : 0;
-    return call.n > 0;
-}
-
 constexpr int64_t WORK = 16;  // of a class, beside that of one that is only copied
 
 }  // namespace
@@ -20,17 +14,12 @@ ANYMAX_CALL(call_fused) {
     anymax_fused_call call{};
     Array x, strength, out, begins;
     if (kind == NEITHER || !x.read(kind, args[0]) || !rows_of(call, x)) return none();
-    if (!strength.read_dense(NUMPY, args[1], ANYMAX_F64, -1) || (strength.count != 1 && strength.count != call.rows))
-        return none();
+    if (!one_or_each(strength, args[1], call.rows)) return none();
     if (!out.read_dense(kind, args[2], x.dtype, x.count, true) || !beside(begins, kind, args[3], BOOLS, x.count, true))
         return none();
     call.x = x.data, call.out = out.data, call.begins = (uint8_t *)begins.data;
     call.strength = (const double *)strength.data, call.strength_step = strength.count > 1;
-    const int code = without_lock(kind, x.count * WORK, [&](int pool) {
-        call.pool = pool;
-        return anymax_fused(&call);
-    });
-    return answer(code, "fusedmax", Py_None, call.n);
+    return run_call(kind, x.count * WORK, call, anymax_fused, "fusedmax", Py_None, call.n);
 }
 
 // (x, p, g, begins, out, slope [rows] float64 of NumPy or None) -> True
@@ -46,9 +35,5 @@ ANYMAX_CALL(call_fused_vjp) {
     if (!beside(slope, NUMPY, args[5], ANYMAX_F64, call.rows, true)) return none();
     call.x = x.data, call.p = p.data, call.g = g.data, call.begins = (uint8_t *)begins.data, call.out = out.data;
     call.slope = (double *)slope.data;
-    const int code = without_lock(kind, x.count * WORK, [&](int pool) {
-        call.pool = pool;
-        return anymax_fused_vjp(&call);
-    });
-    return answer(code, "the gradient of fusedmax", Py_None, call.n);
+    return run_call(kind, x.count * WORK, call, anymax_fused_vjp, "the gradient of fusedmax", Py_None, call.n);
 }

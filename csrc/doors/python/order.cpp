@@ -10,20 +10,13 @@ bool read(anymax_order_call &call, PyObject *how) {
     call.sorted = bits & 1, call.descending = bits >> 1 & 1, call.kl = bits >> 2 & 1;
     return true;
 }
-// float64 of NumPy, one number or one a row
 bool strength_of(anymax_order_call &call, Array &strength, PyObject *a) {
-    if (!strength.read_dense(NUMPY, a, ANYMAX_F64, -1) || (strength.count != 1 && strength.count != call.rows)) return false;
+    if (!one_or_each(strength, a, call.rows)) return false;
     if (strength.count == 1)
         call.strength = *(const double *)strength.data;
     else
         call.strengths = (const double *)strength.data;
     return true;
-}
-
-bool rows_of(anymax_order_call &call, const Array &x) {
-    if (x.dtype > ANYMAX_F64 || x.ndim < 1 || !x.dense()) return false;
-    call.dtype = x.dtype, call.n = x.shape[x.ndim - 1], call.rows = call.n ? x.count / call.n : 0;
-    return call.n > 0;
 }
 
 constexpr int64_t WORK = 16;  // of a class, beside that of one that is only copied

@@ -95,6 +95,18 @@ class Each {
     }
 };
 
+// The rows of a call whose maps solve them whole: floats or doubles in C order, the classes last.
+template <class Call>
+bool rows_of(Call &call, const Array &x) {
+    if (x.dtype > ANYMAX_F64 || x.ndim < 1 || !x.dense()) return false;
+    call.dtype = x.dtype, call.n = x.shape[x.ndim - 1], call.rows = call.n ? x.count / call.n : 0;
+    return call.n > 0;
+}
+// float64 of NumPy, one number or one a row
+inline bool one_or_each(Array &array, PyObject *a, int64_t rows) {
+    return array.read_dense(NUMPY, a, ANYMAX_F64, -1) && (array.count == 1 || array.count == rows);
+}
+
 // What all functions do with their arguments and results.
 PyObject *none();  // None, or the error that is set
 bool arguments(Py_ssize_t count, Py_ssize_t wanted);
