@@ -192,6 +192,69 @@ def test_a_picture_of_the_weights():
     plt.close("all")
 
 
+# -- thresholds, and what is made of `bias` ------------------------------------------------------------------------------------
+
+
+THRESHOLDS = [Softmax(), Entmax(1.3), Sparsemax(), A.Budget(2.0), A.NormMax(2.0), A.SparseSoftmax(k=3), A.Sink("entmax15", 0.4)]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "blockwise"])
+@pytest.mark.parametrize("mapping", THRESHOLDS, ids=repr)
+def test_thresholds_are_those_of_the_scores(mapping, kind, monkeypatch):
+    in_blocks(monkeypatch, (32, 2, 2))
+    at = K.shape[2] - Q.shape[2]
+    seen = torch.ones(Q.shape[2], K.shape[2], dtype=torch.bool).tril(at)
+    s = (Q @ K.mT * 0.7).masked_fill(~seen, -torch.inf)
+    options = {"is_causal": True, "offset": at, "scale": 0.7, "return_threshold": True}
+    if kind != "blockwise":
+        q, k, v = (KINDS[kind](a.numpy()) for a in (Q, K, V))
+        p_of = A.apply(mapping, s)
+        out, p, tau = A.attention(q, k, v, mapping, need_weights=True, **options)
+        near(out, p_of @ V, 1e-12, mapping)
+        near(p, p_of, 1e-12, mapping)
+        near(tau, A.threshold(mapping, s).tau, 1e-12, mapping)
+        return
+    leaves = [a.clone().requires_grad_() for a in (Q, K, V)]
+    g = torch.randn(s.shape[:-1], generator=torch.Generator().manual_seed(0), dtype=s.dtype)
+    found = []
+    for implementation in ("blockwise", "reference"):
+        out, tau = A.attention(*leaves, mapping, implementation=implementation, **options)
+        both = torch.autograd.grad((tau * g).sum() + out.square().sum(), leaves, retain_graph=True)
+        alone = torch.autograd.grad((tau * g).sum(), leaves, allow_unused=True, retain_graph=True)
+        again = torch.autograd.grad((tau * g).sum(), leaves[:2], create_graph=True)
+        twice = torch.autograd.grad(sum(a.square().sum() for a in again), leaves[:2])
+        found.append((out, tau, *both, *alone[:2], *twice))
+        assert alone[2] is None or not alone[2].any()
+    for one, other in zip(*found):
+        near(one, other, 1e-10, mapping)
+    near(found[0][1], A.threshold(mapping, s).tau, 1e-12, mapping)
+
+
+def test_attention_over_parts_of_the_keys_is_merged_by_thresholds():
+    parts = [A.attention(Q, K[:, :, at], V[:, :, at], return_threshold=True) for at in (slice(2), slice(2, None), slice(0, 0))]
+    out, tau = (torch.stack(a) for a in zip(*parts))
+    assert (tau[2] == -torch.inf).all()
+    near((out * tau.softmax(0)[..., None]).sum(0), A.attention(Q, K, V), 1e-12, "merged")
+    assert A.attention(Q.bfloat16(), K.bfloat16(), V.bfloat16(), return_threshold=True)[1].dtype == torch.float32
+    assert A.attention(Q, K[:, :, :0], V[:, :, :0], A.Sink(score=0.7), return_threshold=True)[1].unique().tolist() == [0.7]
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_forget_gate_is_a_bias(name, implementation):
+    """The Forgetting Transformer: what stands between a query and a key fades the key."""
+    mapping = MAPS[name][0](torch.tensor(1.4, dtype=K.dtype) if name == "entmax" else None)
+    forget = torch.randn(*K.shape[:3], generator=torch.Generator().manual_seed(0), dtype=K.dtype)
+    total = torch.nn.functional.logsigmoid(forget).cumsum(-1)
+    bias = total[..., :, None] - total[..., None, :]
+    got = A.attention(K, K, V, mapping, is_causal=True, bias=bias, implementation=implementation)
+    for i in range(1, K.shape[2]):
+        s = K[:, :, i : i + 1] @ K[:, :, : i + 1].mT / K.shape[3] ** 0.5
+        for j in range(i + 1):
+            s[..., 0, j] += torch.log(torch.sigmoid(forget[..., j + 1 : i + 1]).prod(-1))
+        near(got[:, :, i : i + 1], A.apply(mapping, s) @ V[:, :, : i + 1], 1e-10, (name, i))
+
+
 # -- types ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -201,8 +264,9 @@ def test_the_types_name_every_implementation_and_every_option():
     assert list(typing.get_args(typed.ImplementationName)) == [i.name for i in implementations.IMPLEMENTATIONS]
     parameters = inspect.signature(A.attention).parameters
     by_name = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert set(typed.AttentionOptions.__annotations__) == by_name - {"need_weights"}
+    assert set(typed.AttentionOptions.__annotations__) == by_name - {"need_weights", "return_threshold"}
     assert inspect.signature(A.explain_attention).parameters == parameters
     for choice in typing.get_overloads(inspect.unwrap(A.attention)):
         own = inspect.signature(choice).parameters
-        assert list(own) == [*(name for name in parameters if name not in by_name), "need_weights", "options"]
+        beside = ("need_weights", "return_threshold", "options")
+        assert list(own) == [*(name for name in parameters if name not in by_name), *beside]

@@ -47,6 +47,7 @@ SERVED = {
     "softplus": (lambda x: mp.log1p(mp.exp(x)), Softplus(), ()),
     "square": (lambda x: x * x, am.Ratio.square(), ()),
     "sigmoid": (lambda x: 1 / (1 + mp.exp(-x)), am.Ratio.sigmoid(), ()),
+    "stablemax": (lambda x: x + 1 if x > 0 else 1 / (1 - x), am.Ratio.stablemax(), (0.0,)),
     "fourth power": (lambda x: x**4, am.Ratio(lambda x: x**4, lambda x: 4 * x**3), ()),
     "eighth power": (lambda x: x**8, am.Ratio(lambda x: x**8, lambda x: 8 * x**7), ()),
     "exp": (mp.exp, am.Ratio(np.exp, np.exp), ()),

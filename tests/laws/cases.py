@@ -228,6 +228,13 @@ TABLE = (
                 homogeneous=True,
                 positive_row=True,
             ),
+            Case(
+                "ratio-stablemax",
+                am.Ratio.stablemax(),
+                oracles.ratio(lambda v: v + 1 if v > 0 else 1 / (1 - v)),
+                potential=False,
+                cold=(2 / 3, 1 / 3),
+            ),
         ),
     ),
     Row(

@@ -250,6 +250,28 @@ def test_the_weights_that_are_not_there_are_none(kdim):
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
 
 
+@pytest.mark.parametrize("gate", [True, "head"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gate_of_the_query(gate, bias):
+    torch.manual_seed(0)
+    plain = nn.Attention(E, H, "entmax15", bias=bias, kv_heads=1, window=(2, 0))
+    gated = nn.Attention(E, H, "entmax15", bias=bias, kv_heads=1, window=(2, 0), gate=gate)
+    missing = gated.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert missing == ["gate_proj.weight"] + ["gate_proj.bias"] * bias
+    query, key, value = inputs(False)
+    out, weights = gated(query, key, value)
+    for one in (plain, gated):
+        one.out_proj.weight.data, one.out_proj.bias = torch.eye(E), None
+    got, want = gated(query, key, value)[0], plain(query, key, value)[0]
+    factor = gated.gate_proj(query).sigmoid()
+    factor = factor if gate is True else factor.repeat_interleave(E // H, -1)
+    torch.testing.assert_close(got, want * factor)
+    assert out.shape == (L, N, E)
+    torch.testing.assert_close(weights, plain(query, key, value)[1])
+    got.square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in gated.gate_proj.parameters())
+
+
 def test_options_are_those_of_attention():
     torch.manual_seed(0)
     beta = torch.nn.Parameter(torch.rand(H, 1, 1))

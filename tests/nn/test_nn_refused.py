@@ -93,6 +93,7 @@ POOL = {
 }  # fmt: skip
 ATTENTION = {
     "heads of a width": (lambda: nn.Attention(10, 3), ValueError, "embed_dim must be a multiple of num_heads"),
+    "a gate": (lambda: nn.Attention(12, 4, gate="heads"), ValueError, 'gate must be True, False or "head", got \'heads\''),
     "kv_heads": (lambda: nn.Attention(12, 4, kv_heads=3), ValueError, "got 12, 4 and 3"),
     "a class of maps": (lambda: nn.Attention(12, 4, Sparsemax), TypeError, "expected a mapping"),
     "one dimension": (lambda: attend(torch.zeros(E)), ValueError, "two dimensions, or all three"),

@@ -27,7 +27,7 @@ from .._array import (
     namespace,
     number,
 )
-from .._core.mapping import Mapping
+from .._core.mapping import Mapping, no_threshold
 from .._core.names import as_mapping
 from .._core.tables import Default
 from .._core.typing import AnyArray
@@ -102,6 +102,7 @@ class Options:
     transform: Callable[[Any], Any] | None = None
     mix: tuple[AnyArray, float | AnyArray] | None = None
     need_weights: bool = False
+    return_threshold: bool = False
     implementation: ImplementationName | None = None
 
 
@@ -116,6 +117,15 @@ class AttentionCall(NamedTuple):
     dropout_p: float
     generator: Any
     need_weights: bool
+    return_threshold: bool
+
+
+class Result(NamedTuple):
+    """What an implementation computes: the output, and where the call asks for them the weights and the threshold of each query."""
+
+    out: Array
+    weights: Any = None  # [..., H, L, S]
+    tau: Any = None  # [..., H, L]
 
 
 def checked(q: Array, k: Array, v: Array, options: Options) -> AttentionCall:
@@ -135,7 +145,7 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> AttentionCall:
                 f"attention: {mapping!r}: in attention the sink has the bound of the keys; leave bound= out"
             )
         mapping, options = mapping.inner, dataclasses.replace(options, sink=mapping.score)
-    for name in ("is_causal", "enable_gqa", "need_weights"):
+    for name in ("is_causal", "enable_gqa", "need_weights", "return_threshold"):
         check_flag("attention", name, getattr(options, name))
     dropout_p = operands.check_dropout("attention", "dropout_p", number(options.dropout_p))
     q, k, v = (autocast(in_memory(a, name)) for a, name in ((q, "q"), (k, "k"), (v, "v")))
@@ -145,7 +155,11 @@ def checked(q: Array, k: Array, v: Array, options: Options) -> AttentionCall:
     scores = _scores(q, shape, mapping, options)
     if shape[-1]:
         mapping.check(shape[-1] + (options.sink is not None))
-    return AttentionCall(q, k, v, scores, groups, float(dropout_p), options.generator, options.need_weights)
+    if options.return_threshold and not mapping.has_threshold:
+        raise TypeError(no_threshold(mapping))
+    return AttentionCall(
+        q, k, v, scores, groups, float(dropout_p), options.generator, options.need_weights, options.return_threshold
+    )
 
 
 def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options) -> Scores:

@@ -17,6 +17,7 @@ from .. import kernels
 from .._array import (
     Array,
     Namespace,
+    device_of,
     dtype_name,
     eager,
     is_array,
@@ -29,7 +30,8 @@ from .._array import (
 )
 from .._random.generators import global_source, torch_source, uniform
 from ..functional import apply
-from .call import AttentionCall
+from ..thresholds import tau_of
+from .call import AttentionCall, Result
 from .linear import linear_attention
 from .linear import refuse as refuse_linear
 from .scores import BLOCK, MASKED, Scores, refuse_tiles
@@ -49,18 +51,25 @@ class Implementation(NamedTuple):
     name: str
     refuse: Callable[[AttentionCall], str | None]
     pays: Callable[[AttentionCall], bool]
-    run: Callable[[AttentionCall], tuple[Array, Any]]
+    run: Callable[[AttentionCall], Result]
     slow: str = "it would not be faster here"
 
 
-def _reference(call: AttentionCall) -> tuple[Array, Any]:
+def _reference(call: AttentionCall) -> Result:
     xp = namespace(call.q)
     q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow and lose digits
     p = _products(q, k, call.groups)
+    s, tau = call.scores.of(p, xp), None
+    if call.return_threshold:
+        tau = (
+            tau_of(call.scores.mapping, s, xp)[..., 0]
+            if s.shape[-1]
+            else xp.full(s.shape[:-1], -math.inf, dtype=s.dtype, **device_of(s))
+        )
     if call.scores.shape[-1]:
-        p = apply(call.scores.mapping, call.scores.of(p, xp))
+        p = apply(call.scores.mapping, s)
         p = p[..., :-1] if "sink" in call.scores.arrays else p
-    return values(_dropped(p, call, xp), v, call.groups), p
+    return Result(values(_dropped(p, call, xp), v, call.groups), p, tau)
 
 
 def _products(q: Array, k: Array, groups: int) -> Array:
@@ -105,7 +114,8 @@ def _refuse_sdpa(call: AttentionCall) -> str | None:
         return "it takes torch tensors"
     for what, there in (
         ("soft-capped scores", s.softcap is not None), ("a transform", s.transform is not None), ("a sink", "sink" in s.arrays),
-        ("the weights", call.need_weights), ("a generator", call.dropout_p and call.generator is not None),
+        ("the weights", call.need_weights), ("the threshold", call.return_threshold),
+        ("a generator", call.dropout_p and call.generator is not None),
         ("offsets for each batch", "offset" in s.arrays), ("an array as scale", "scale" in s.arrays),
         ("ALiBi without the whole matrix", "slopes" in s.arrays), ("lengths of queries", "q_lengths" in s.arrays),
     ):  # fmt: skip
@@ -139,7 +149,7 @@ def _window_of(s: Scores) -> bool:
     return s.left is not None or s.right is not None or further
 
 
-def _sdpa(call: AttentionCall) -> tuple[Array, Any]:
+def _sdpa(call: AttentionCall) -> Result:
     torch = sys.modules["torch"]
     s, q = call.scores, call.q
     xp = namespace(q)
@@ -158,7 +168,7 @@ def _sdpa(call: AttentionCall) -> tuple[Array, Any]:
         q, call.k, call.v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=s.scale,
         enable_gqa=call.groups > 1,
     )  # fmt: skip
-    return out, None
+    return Result(out)
 
 
 def _refuse_triton(call: AttentionCall) -> str | None:
@@ -171,6 +181,8 @@ def _refuse_triton(call: AttentionCall) -> str | None:
         return f"it takes float32, bfloat16 and float16, not {q.dtype}"
     if call.need_weights:
         return "the weights are the matrix that it never has"
+    if call.return_threshold:
+        return "its kernels keep the threshold in a form of their own"
     compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
     if transformed() or not (eager(q) or compiling) or torch_exports():
         return "it takes eager calls and torch.compile; under a transform or export, plain operations are to be seen"
@@ -192,18 +204,18 @@ def _refuse_triton(call: AttentionCall) -> str | None:
     return launch if isinstance(launch, str) else None
 
 
-def _triton(call: AttentionCall) -> tuple[Array, Any]:
+def _triton(call: AttentionCall) -> Result:
     from . import torch_flash  # late: only where torch and Triton are loaded already
 
     if not call.dropout_p:
-        return torch_flash.attend(call, None), None
+        return Result(torch_flash.attend(call, None))
     torch = sys.modules["torch"]
     if torch.compiler.is_dynamo_compiling():
         seed = torch.randint(2**62, (1,), device=call.q.device)
     else:
         source = torch_source(call.q, _source(call))
         seed = torch.randint(2**62, (1,), generator=source, device=source.device).to(call.q.device)
-    return torch_flash.attend(call, seed), None
+    return Result(torch_flash.attend(call, seed))
 
 
 def _refuse_blocks(call: AttentionCall) -> str | None:
@@ -216,10 +228,10 @@ def _refuse_blocks(call: AttentionCall) -> str | None:
     return refuse_tiles(call.scores)
 
 
-def _blocks(call: AttentionCall) -> tuple[Array, Any]:
+def _blocks(call: AttentionCall) -> Result:
     from . import torch_blockwise  # late: only where torch is loaded already
 
-    return torch_blockwise.attend(call, torch_source(call.q, _source(call)) if call.dropout_p else None), None
+    return torch_blockwise.attend(call, torch_source(call.q, _source(call)) if call.dropout_p else None)
 
 
 def _refuse_linear(call: AttentionCall) -> str | None:
@@ -234,7 +246,7 @@ def _refuse_linear(call: AttentionCall) -> str | None:
     return refuse_linear(s.mapping)
 
 
-def _linear(call: AttentionCall) -> tuple[Array, Any]:
+def _linear(call: AttentionCall) -> Result:
     s, lengths = call.scores, call.scores.arrays.get("lengths")
     if lengths is not None:
         lengths = namespace(lengths).reshape(lengths, lengths.shape[:-3])
@@ -242,7 +254,7 @@ def _linear(call: AttentionCall) -> tuple[Array, Any]:
     out = linear_attention(
         call.q, call.k, call.v, s.mapping, is_causal=s.causal, scale=s.scale, enable_gqa=gqa, lengths=lengths
     )
-    return out, None
+    return Result(out)
 
 
 def _empty(call: AttentionCall) -> bool:

@@ -23,7 +23,8 @@ from ..autodiff.saving import hooked
 from ..autodiff.torch import BRIDGE as bridge
 from ..autodiff.torch_adapter import operation
 from ..kernels.support import NonZeros
-from .call import AttentionCall
+from ..thresholds import tau_of
+from .call import AttentionCall, Result
 from .scores import ADDED, BLOCK, Scores, outer, tile
 
 Tensor = torch.Tensor
@@ -44,6 +45,7 @@ class _Job:
     names: tuple[str, ...]  # the names of the arrays
     dropout_p: float
     seed: int
+    threshold: bool
 
     @property
     def follows_from_p(self) -> set[str]:
@@ -76,8 +78,8 @@ class _Block:
     keys: slice
 
 
-def attend(call: AttentionCall, source: Any) -> Tensor:
-    """The output of a call of `attention` that `_refuse_blocks` accepts."""
+def attend(call: AttentionCall, source: Any) -> Result:
+    """The output, and the thresholds, of a call of `attention` that `_refuse_blocks` accepts."""
     scores = call.scores
     q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))
     shape = scores.shape if len(scores.shape) > 2 else (1, *scores.shape)
@@ -89,13 +91,16 @@ def attend(call: AttentionCall, source: Any) -> Tensor:
     v = v.expand(*lead, *v.shape[-2:]).reshape(-1, *v.shape[-2:])
     arrays = {n: _split_heads(a, len(shape), call.groups) for n, a in outer(scores, call.q, xp).items()}
     seed = int(torch.randint(2**62, (), generator=source, device=source.device)) if call.dropout_p else 0
-    job = _Job(dataclasses.replace(scores, shape=shape), lead, call.groups, tuple(arrays), call.dropout_p, seed)
+    job = _Job(
+        dataclasses.replace(scores, shape=shape), lead, call.groups, tuple(arrays), call.dropout_p, seed, call.return_threshold
+    )  # fmt: skip
     tensors = (q, k, v, *arrays.values())
     if recorded(*tensors):
-        out = _attend(job, *tensors)
+        results = _attend(job, *tensors)
+        out, *tau = results if job.threshold else (results,)
     else:
-        out, _ = _forward(job, q, k, v, tensors[3:], False)
-    return out.reshape(*scores.shape[:-1], v.shape[-1])  # type: ignore[union-attr]
+        (out, *tau), _ = _forward(job, q, k, v, tensors[3:], False)
+    return Result(out.reshape(*scores.shape[:-1], -1), None, tau[0].reshape(scores.shape[:-1]) if tau else None)
 
 
 def _split_heads(a: Tensor, rank: int, groups: int) -> Tensor:
@@ -159,10 +164,11 @@ def _tile(job: _Job, block: _Block, parts: dict[str, Tensor], like: Tensor) -> S
 
 def _forward(
     job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: Sequence[Tensor], keep: bool
-) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
-    """The output, and with `keep` the non-zeros of each sparse block."""
+) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor] | None]]:
+    """The output and the thresholds, and with `keep` the non-zeros of each sparse block."""
     s = job.scores
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    tau = (q.new_empty(q.shape[:-1]),) if job.threshold else ()
     plain = set(job.names) <= _PLAIN | {n for n in job.names if n.startswith("mapping.")}
     plain = plain and s.softcap is None and s.transform is None
     scaled = q * s.scale if plain else q
@@ -180,6 +186,8 @@ def _forward(
         torch.bmm(rows, k[block.heads, block.keys].mT, out=x)
         x = x.view(t.shape)
         x = _plainly(x, t) if plain else t.of(x, xp)
+        for one in tau:
+            one[block.heads, :, block.rows] = tau_of(t.mapping, x, xp)[..., 0]
         p, support = _probabilities(t.mapping, x)
         pair = None if support is None or job.dropout_p or "sink" in job.names else _non_zeros(support, t.shape[3])
         if pair is None:
@@ -189,7 +197,7 @@ def _forward(
             o = _weighted(pair, v, block)
         out[block.heads, :, block.rows] = o.view(*t.shape[:3], v.shape[-1])
         few.append(pair if keep else None)
-    return out, few
+    return (out, *tau), few
 
 
 def _plainly(x: Tensor, t: Scores) -> Tensor:
@@ -261,39 +269,41 @@ def _dropped(p: Tensor, job: _Job, block: _Block) -> Tensor:
 # -- derivatives ------------------------------------------------------------------------------------------------------------------
 
 
-def _recorded_forward(job: _Job, operands: Any, wants: Any) -> tuple[Tensor, Any]:
-    """The output, and of each block the two tensors of its non-zeros, or None twice."""
+def _recorded_forward(job: _Job, operands: Any, wants: Any) -> tuple[Any, Any]:
+    """The results, and of each block the two tensors of its non-zeros, or None twice."""
     q, k, v, *arrays = operands
     # the sparse backward has gradients of q, k, v and of parameters whose derivative follows from p
     learned = [name for name, wanted in zip(job.names, wants[3:]) if wanted]
     sparse = set(learned) <= job.follows_from_p and not job.scores.mapping.needs_scores
     sparse = sparse and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
-    sparse = sparse and not job.scores.mapping.per_class and not hooked()
+    sparse = sparse and not job.scores.mapping.per_class and not hooked() and not job.threshold
     out, non_zeros = _forward(job, q, k, v, arrays, sparse)
-    return out, list(itertools.chain(*(pair or (None, None) for pair in non_zeros)))
+    return out if job.threshold else out[0], list(itertools.chain(*(pair or (None, None) for pair in non_zeros)))
 
 
 def _backward(job: _Job, tensors: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (g,) = grads
-    if job.dropout_p and batched(g):
+    some = [g for g in grads if g is not None]
+    if job.dropout_p and any(map(batched, some)):
         raise RuntimeError(
             "attention: implementation 'blockwise' has no batch of gradients through dropout; ask for 'reference'"
         )
-    if plain_backward(g):
-        return _again(job, tensors, g, wants)
+    if any(map(plain_backward, some)):
+        return _again(job, tensors, grads, wants)
     out = [torch.zeros_like(t) if w else None for t, w in zip(tensors, wants)]
     for n, block in enumerate(job.blocks()):
         if kept[2 * n] is None:
-            _dense_backward(job, block, tensors, g, out)
+            _dense_backward(job, block, tensors, grads, out)
         else:
-            _sparse_backward(job, block, kept[2 * n : 2 * n + 2], tensors, g, out)
+            _sparse_backward(job, block, kept[2 * n : 2 * n + 2], tensors, grads[0], out)
     return out
 
 
 _attend = operation("BlockwiseAttention", _recorded_forward, _backward)
 
 
-def _dense_backward(job: _Job, block: _Block, tensors: Sequence[Tensor], g: Tensor, out: list[Tensor | None]) -> None:
+def _dense_backward(
+    job: _Job, block: _Block, tensors: Sequence[Tensor], grads: Sequence[Tensor], out: list[Tensor | None]
+) -> None:
     """Recomputes the block with autograd and adds its gradients to `out`."""
     q, k, v, *arrays = tensors
     places = (
@@ -303,9 +313,10 @@ def _dense_backward(job: _Job, block: _Block, tensors: Sequence[Tensor], g: Tens
         own = [place(a).detach().requires_grad_(o is not None) for place, a, o in zip(places, (q, k, v), out)]
         parts = [_pick(a, job, block).detach().requires_grad_(o is not None) for a, o in zip(arrays, out[3:])]
         leaves = [*own, *parts]
-        result = _block_output(job, block, own[0], own[1], own[2], dict(zip(job.names, parts)))
+        results = _block_results(job, block, own[0], own[1], own[2], dict(zip(job.names, parts)))
         wanted = [leaf for leaf, o in zip(leaves, out) if o is not None]
-        gradients = iter(torch.autograd.grad(result, wanted, g[block.heads, :, block.rows], allow_unused=True))
+        of_block = [None if g is None else g[block.heads, :, block.rows] for g in grads]
+        gradients = iter(_gradients(results, wanted, of_block, False))
     for n, o in enumerate(out):
         if o is None:
             continue
@@ -319,16 +330,27 @@ def _dense_backward(job: _Job, block: _Block, tensors: Sequence[Tensor], g: Tens
             _put(o, gradient, job, block)
 
 
-def _block_output(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Tensor]) -> Tensor:
-    """The block's output, [g, R, rows, Dv], by operations that autograd can differentiate."""
+def _block_results(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Tensor]) -> list[Tensor]:
+    """The block's output, [g, R, rows, Dv], and its thresholds, by operations that autograd can differentiate."""
     t = _tile(job, block, parts, q)
     x = (q.reshape(t.shape[0], -1, q.shape[-1]) @ k.mT).view(t.shape)
-    p = bridge.apply(t.mapping, t.of(x, xp))
-    p = _dropped(p[..., : t.shape[3]], job, block)
-    return (p.reshape(t.shape[0], -1, t.shape[3]) @ v).view(*t.shape[:3], v.shape[-1])
+    x = t.of(x, xp)
+    p = _dropped(bridge.apply(t.mapping, x)[..., : t.shape[3]], job, block)
+    out = (p.reshape(t.shape[0], -1, t.shape[3]) @ v).view(*t.shape[:3], v.shape[-1])
+    return [out, tau_of(t.mapping, x, xp)[..., 0]] if job.threshold else [out]
 
 
-def _again(job: _Job, tensors: Sequence[Tensor], g: Tensor, wants: Sequence[bool]) -> list[Tensor | None]:
+def _gradients(
+    results: list[Tensor], inputs: list[Tensor], grads: Sequence[Tensor | None], create_graph: bool
+) -> tuple[Tensor | None, ...]:
+    """Those of the results that have a gradient."""
+    used = [(result, g) for result, g in zip(results, grads) if g is not None]
+    return torch.autograd.grad(
+        [result for result, _ in used], inputs, [g for _, g in used], create_graph=create_graph, allow_unused=True
+    )
+
+
+def _again(job: _Job, tensors: Sequence[Tensor], grads: Sequence[Tensor], wants: Sequence[bool]) -> list[Tensor | None]:
     """Gradients by plain operations, which autograd and vmap can pass through, a block at a time."""
     q, k, v, *arrays = tensors
     inputs = [t for t, w in zip(tensors, wants) if w]
@@ -337,12 +359,15 @@ def _again(job: _Job, tensors: Sequence[Tensor], g: Tensor, wants: Sequence[bool
     for block in job.blocks():
         with torch.enable_grad():
             parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
-            o = _block_output(
+            results = _block_results(
                 job, block, q[block.heads, :, block.rows], k[block.heads, block.keys], v[block.heads, block.keys], parts
             )
         # a batch of gradients can't be indexed as g[...]
-        of_block = g.narrow(0, block.heads.start, o.shape[0]).narrow(2, block.rows.start, o.shape[2])
-        gradients_of_block = torch.autograd.grad(o, inputs, of_block, create_graph=create_graph, allow_unused=True)
+        high, rows = results[0].shape[0], results[0].shape[2]
+        of_block = [
+            None if g is None else g.narrow(0, block.heads.start, high).narrow(2, block.rows.start, rows) for g in grads
+        ]
+        gradients_of_block = _gradients(results, inputs, of_block, create_graph)
         total = [b if a is None else a if b is None else a + b for a, b in zip(total, gradients_of_block)]
     gradients = iter(total)
     return [next(gradients) if w else None for w in wants]

@@ -142,8 +142,8 @@ def _plainly(job: Any, mapping: Any, inputs: dict[str, Tensor]) -> Tensor:
     left, right = (None if n < 0 else n for n in (job.left, job.right))
     shape = (*q.shape[:-1], k.shape[-2])
     scores = Scores(shape, mapping, None, job.scale, job.softcap or None, job.causal, left, right, job.offset, arrays)
-    call = AttentionCall(q, k, v, scores, q.shape[1] // k.shape[1], 0.0, None, False)
-    return torch_blockwise.attend(call, None)
+    call = AttentionCall(q, k, v, scores, q.shape[1] // k.shape[1], 0.0, None, False, False)
+    return torch_blockwise.attend(call, None).out
 
 
 # -- a call ------------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ _WORDS = {
 def attention(
     q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
-    generator: Any = None, *, need_weights: Literal[False] = False, **options: Unpack[AttentionOptions],
+    generator: Any = None, *, need_weights: Literal[False] = False, return_threshold: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
 ) -> ArrayT: ...  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def attention(
 def attention(
     q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
-    generator: Any = None, *, need_weights: Literal[True], **options: Unpack[AttentionOptions],
+    generator: Any = None, *, need_weights: Literal[True], return_threshold: Literal[False] = False, **options: Unpack[AttentionOptions],
 ) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
 
 
@@ -54,8 +55,24 @@ def attention(
 def attention(
     q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
-    generator: Any = None, *, need_weights: bool, **options: Unpack[AttentionOptions],
-) -> ArrayT | tuple[ArrayT, ArrayT]: ...  # fmt: skip
+    generator: Any = None, *, need_weights: Literal[False] = False, return_threshold: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
+    generator: Any = None, *, need_weights: Literal[True], return_threshold: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
+    generator: Any = None, *, need_weights: bool = False, return_threshold: bool = False, **options: Unpack[AttentionOptions],
+) -> ArrayT | tuple[ArrayT, ...]: ...  # fmt: skip
 
 
 @check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")
@@ -73,8 +90,9 @@ def attention(
     generator: Any = None,
     *,
     need_weights: bool = False,
+    return_threshold: bool = False,
     **options: Unpack[AttentionOptions],
-) -> ArrayT | tuple[ArrayT, ArrayT]:
+) -> ArrayT | tuple[ArrayT, ...]:
     """Attention `p(scale q k^T + bias) v`, where p is any map, not only softmax.
 
     It takes the shapes of `torch.nn.functional.scaled_dot_product_attention`, on NumPy, torch and JAX. With a sparse map each query
@@ -116,6 +134,9 @@ def attention(
         (prior, weight), mixed into the weights where a query may attend: `(1 - weight) p + weight prior`.
     need_weights
         Return the weights too.
+    return_threshold
+        Return the threshold of each query too, [..., H, L], as `anymax.threshold` gives it for the scores; for softmax logsumexp, with
+        which attention over parts of the keys is merged. It has a gradient; for half precision it is in fp32.
     implementation
         "sdpa" (torch's own), "triton" (GPU kernels for softmax, sparsemax, entmax and budget), "blockwise" (never holds the
         whole matrix), "linear" (`Taylor(2)` in linear time, see `linear_attention`) or "reference"; by default the first
@@ -123,9 +144,9 @@ def attention(
 
     Returns
     -------
-    Array | tuple[Array, Array]
-        The output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` a pair (output, weights), where the
-        weights, [..., H, L, S], are those after map and mix, before dropout and without the sink.
+    Array | tuple[Array, ...]
+        The output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` also the weights, [..., H, L, S], those after map and
+        mix, before dropout and without the sink; with `return_threshold` also the thresholds, which come last.
 
     Examples
     --------
@@ -137,19 +158,20 @@ def attention(
            [5.]])
     """
     arguments = Options(
-        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
-    )
+        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights,
+        return_threshold=return_threshold, **options,
+    )  # fmt: skip
     asked = implementations.named(arguments.implementation)
     call = checked(q, k, v, arguments)
     xp, dtype = namespace(call.q), call.q.dtype
     with as_written(call.q):
-        out, p = implementations.choose(call, asked).run(call)
+        out, p, tau = implementations.choose(call, asked).run(call)
         if arguments.mix is not None:
             out, p = _mixed(call, out, p, arguments.mix, xp)
-    out = as_dtype(out, dtype, xp)
-    if not need_weights:
-        return out
-    return out, as_dtype(p, dtype, xp)
+    results = [as_dtype(out, dtype, xp)]
+    results += [as_dtype(p, dtype, xp)] if call.need_weights else []
+    results += [tau] if call.return_threshold else []
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 @check_keywords(_WORDS, query="q", key="k", value="v", attn_mask="mask")
@@ -168,6 +190,7 @@ def explain_attention(
     generator: Any = None,
     *,
     need_weights: bool = False,
+    return_threshold: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> kernels.Explanation:
     """Which implementation computes a call of `attention`, and why those before it do not.
@@ -183,7 +206,7 @@ def explain_attention(
         The keys, [..., H, S, D].
     mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator
         As in `attention`.
-    window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation
+    window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, return_threshold, implementation
         As in `attention`.
 
     Returns
@@ -205,8 +228,9 @@ def explain_attention(
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
     arguments = Options(
-        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
-    )
+        mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights,
+        return_threshold=return_threshold, **options,
+    )  # fmt: skip
     asked = implementations.named(arguments.implementation)
     call = checked(q, k, v, arguments)
     with as_written(call.q):

@@ -87,7 +87,7 @@ def classes() -> dict[str, type[Mapping]]:
 def ratios() -> dict[str, Callable[[], Mapping]]:
     """The predefined ratio maps by name."""
     ratio: Any = classes()["ratio"]
-    return {"square": ratio.square, "sigmoid": ratio.sigmoid, "relu": ratio.relu}
+    return {"square": ratio.square, "sigmoid": ratio.sigmoid, "relu": ratio.relu, "stablemax": ratio.stablemax}
 
 
 def names() -> list[str]:

@@ -15,8 +15,8 @@ from .._core.ratio_map import RatioMap
 class Ratio(RatioMap):
     """Ratio: `p_i = u(x_i) / sum_j u(x_j)` for your own function u >= 0.
 
-    Use it to try another function instead of exp. `Ratio.square()` (x^2), `Ratio.sigmoid()` and `Ratio.relu()` are predefined. It is
-    not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
+    Use it to try another function instead of exp. `Ratio.square()` (x^2), `Ratio.sigmoid()`, `Ratio.relu()` and
+    `Ratio.stablemax()` are predefined. It is not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
 
     Parameters
     ----------
@@ -100,6 +100,11 @@ class Ratio(RatioMap):
         """u = max(x, 0); monotone. A row without positive scores gives zeros."""
         return cls(_relu, _drelu, monotone=True, sparse=True)
 
+    @classmethod
+    def stablemax(cls) -> Ratio:
+        """u = x + 1 above 0, 1 / (1 - x) below; monotone. It grows no faster than x, so that confident rows keep a gradient."""
+        return cls(_stablemax, _dstablemax, monotone=True)
+
 
 def _size(x: Array) -> Array:
     """About the largest |x| of the row, 1 for a row of zeros. (x / size)^2 gives the same p and does not overflow."""
@@ -128,6 +133,18 @@ def _sigmoid(x: Array) -> Array:
 def _dsigmoid(x: Array) -> Array:
     e = namespace(x).exp(-namespace(x).abs(x))
     return e / ((1.0 + e) * (1.0 + e))
+
+
+def _stablemax(x: Array) -> Array:
+    xp = namespace(x)
+    size = 1.0 + xp.abs(x)
+    return xp.where(x < 0, 1.0 / size, size)
+
+
+def _dstablemax(x: Array) -> Array:
+    xp = namespace(x)
+    size = 1.0 + xp.abs(x)
+    return xp.where(x < 0, 1.0 / size / size, xp.ones_like(x))
 
 
 def _relu(x: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,9 @@ class Attention(OfMapping):
         the score; True uses the slopes of ALiBi, and a slope of 0 leaves a head without positions.
     sink
         Add a learned score for each head, of a key without a value; it has no column in the weights.
+    gate
+        Multiply each feature of the heads' outputs by a sigmoid of the query, `sigmoid(gate_proj(query))`, before the output projection
+        (gated attention); "head" has one factor for each head. A head can then give nothing without a sink.
     transform
         A function of the masked scores, such as `scalable(beta=nn.Parameter(...))`, whose parameters the module registers;
         or an `AdaptiveScale`, which computes the transform from the queries.
@@ -95,6 +98,7 @@ class Attention(OfMapping):
         softcap: float | None = None,
         alibi: bool | Tensor | Sequence[float] = False,
         sink: bool = False,
+        gate: bool | Literal["head"] = False,
         transform: Callable[[Any], Any] | None = None,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
@@ -107,6 +111,8 @@ class Attention(OfMapping):
         _check_sizes(embed_dim, num_heads, shared, kdim or 1, vdim or 1)
         operands.check_dropout("Attention", "dropout", dropout)
         slopes = _slopes_of(alibi, num_heads)
+        if gate != "head" and not isinstance(gate, bool):
+            raise ValueError(f'Attention: gate must be True, False or "head", got {gate!r}')
         if (add_bias_kv or add_zero_attn) and (window is not None or slopes is not False):
             raise ValueError(
                 "Attention: the keys of add_bias_kv and add_zero_attn stand nowhere, so that they go with neither window nor alibi"
@@ -128,7 +134,10 @@ class Attention(OfMapping):
         self.options: dict[str, Any] = {
             "window": window, "softcap": softcap, "transform": transform if self.adaptive is None else None,
         }  # fmt: skip
-        self._register_weights(bias, add_bias_kv, sink, {"device": device, "dtype": dtype})
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._register_weights(bias, add_bias_kv, sink, factory_kwargs)
+        gates = num_heads if gate == "head" else embed_dim
+        self.gate_proj = nn.Linear(embed_dim, gates, bias=bias, **factory_kwargs) if gate else None
         for n, part in enumerate(transforms_of(transform) or ()):
             for name, value in part.params:
                 if isinstance(value, nn.Parameter):
@@ -167,6 +176,10 @@ class Attention(OfMapping):
         for extra in (self.bias_k, self.bias_v):
             if extra is not None:
                 nn.init.xavier_normal_(extra)
+        if self.gate_proj is not None:
+            nn.init.xavier_uniform_(self.gate_proj.weight)
+            if self.gate_proj.bias is not None:
+                nn.init.zeros_(self.gate_proj.bias)
 
     def _weights(self) -> list[nn.Parameter]:
         if self._packed:
@@ -242,7 +255,10 @@ class Attention(OfMapping):
             alibi=alibi, need_weights=need_weights, implementation=self.implementation, **options,
         )  # fmt: skip
         out, weights = found if need_weights else (found, None)
-        out = self.out_proj(out.transpose(-3, -2).flatten(-2))
+        out = out.transpose(-3, -2)
+        if self.gate_proj is not None:
+            out = out * self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))
+        out = self.out_proj(out.flatten(-2))
         if query.ndim == 3 and not self.batch_first:
             out = out.transpose(0, 1)
         return out, weights.mean(-3) if weights is not None and average_attn_weights else weights
