@@ -195,7 +195,15 @@ def test_a_picture_of_the_weights():
 # -- thresholds, and what is made of `bias` ------------------------------------------------------------------------------------
 
 
-THRESHOLDS = [Softmax(), Entmax(1.3), Sparsemax(), A.Budget(2.0), A.NormMax(2.0), A.SparseSoftmax(k=3), A.Sink("entmax15", 0.4)]
+THRESHOLDS = [
+    Softmax(),
+    Entmax(1.3),
+    Sparsemax(),
+    A.Budget(2.0),
+    A.NormMax(2.0),
+    A.SparseSoftmax(k=3),
+    A.Sink("entmax15", 0.4),
+]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "blockwise"])
@@ -231,12 +239,17 @@ def test_thresholds_are_those_of_the_scores(mapping, kind, monkeypatch):
 
 
 def test_attention_over_parts_of_the_keys_is_merged_by_thresholds():
-    parts = [A.attention(Q, K[:, :, at], V[:, :, at], return_threshold=True) for at in (slice(2), slice(2, None), slice(0, 0))]
+    parts = [
+        A.attention(Q, K[:, :, at], V[:, :, at], return_threshold=True)
+        for at in (slice(2), slice(2, None), slice(0, 0))
+    ]
     out, tau = (torch.stack(a) for a in zip(*parts))
     assert (tau[2] == -torch.inf).all()
     near((out * tau.softmax(0)[..., None]).sum(0), A.attention(Q, K, V), 1e-12, "merged")
     assert A.attention(Q.bfloat16(), K.bfloat16(), V.bfloat16(), return_threshold=True)[1].dtype == torch.float32
-    assert A.attention(Q, K[:, :, :0], V[:, :, :0], A.Sink(score=0.7), return_threshold=True)[1].unique().tolist() == [0.7]
+    assert A.attention(Q, K[:, :, :0], V[:, :, :0], A.Sink(score=0.7), return_threshold=True)[1].unique().tolist() == [
+        0.7
+    ]
 
 
 @pytest.mark.parametrize("implementation", ["blockwise", "reference"])

@@ -71,7 +71,15 @@ def attention(
 def attention(
     q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
-    generator: Any = None, *, need_weights: bool = False, return_threshold: bool = False, **options: Unpack[AttentionOptions],
+    generator: Any = None, *, need_weights: bool, return_threshold: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> ArrayT | tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
+    generator: Any = None, *, need_weights: bool = False, return_threshold: bool, **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ...]: ...  # fmt: skip
 
 

@@ -32,6 +32,9 @@ def attention_of_torch(q: torch.Tensor, mask: torch.Tensor, weights: bool) -> No
     assert_type(anymax.attention(q, q, q, "entmax:alpha=1.3"), torch.Tensor)
     assert_type(anymax.attention(q, q, q, Entmax(1.5), mask, window=(4, None), softcap=30.0), torch.Tensor)
     assert_type(anymax.attention(q, q, q, need_weights=True), tuple[torch.Tensor, torch.Tensor])
+    assert_type(anymax.attention(q, q, q, return_threshold=True), tuple[torch.Tensor, torch.Tensor])
+    three = anymax.attention(q, q, q, need_weights=True, return_threshold=True)
+    assert_type(three, tuple[torch.Tensor, torch.Tensor, torch.Tensor])
     assert_type(
         anymax.attention(q, q, q, need_weights=weights, implementation="blockwise"),
         torch.Tensor | tuple[torch.Tensor, torch.Tensor],
