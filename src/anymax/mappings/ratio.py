@@ -16,7 +16,8 @@ class Ratio(RatioMap):
     """Ratio: `p_i = u(x_i) / sum_j u(x_j)` for your own function u >= 0.
 
     Use it to try another function instead of exp. `Ratio.square()` (x^2), `Ratio.sigmoid()`, `Ratio.relu()` and
-    `Ratio.stablemax()` are predefined. It is not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
+    `Ratio.stablemax()` are predefined. It is not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in
+    which every u is 0 gives zeros.
 
     Parameters
     ----------
