@@ -7,18 +7,17 @@ from pathlib import Path
 from . import maps, text
 
 README = Path(__file__).parents[2] / "README.md"
-HEAD = ("map", "definition", "exact zeros?", "loss", "when to use")
+HEAD = ("map", "exact zeros?", "loss", "when to use")
 
 
 def table() -> str:
-    """A row a map: `shown` or the example, the formula, `zeros` or the fact, the loss to call, `when`."""
+    """A row a map: `shown` or the example, `zeros` or the fact, the loss to call, `when`."""
     rows = []
     for page in maps.pages():
         keys, sparse = page.prose.keys, page.mapping.facts.sparse
         rows.append(
             (
                 keys.get("shown", f"`{keys['example']}`"),
-                page.kind.formula,
                 keys.get("zeros", "yes" if sparse else "no"),
                 f"`{maps.sugar(page.kind.name) or maps.generic_loss(page.mapping)}`",
                 keys["when"],

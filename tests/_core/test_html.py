@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,11 +183,3 @@ def test_nothing_is_drawn_with_matplotlib():
     code = "import sys, anymax; anymax.Sparsemax()._repr_html_(); print('matplotlib' in sys.modules, 'torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["False", "False"]
-
-
-def test_the_formula_has_one_home():
-    readme = Path(__file__).parents[2] / "README.md"
-    if not readme.exists():
-        pytest.skip("only in the repository")
-    text = readme.read_text(encoding="utf-8")
-    assert [kind.name for kind in CATALOGUE if kind.formula not in text] == []

@@ -1,4 +1,4 @@
-"""The threshold that `anymax.threshold` gives, put into the formulas that README, the pages of the maps and the explorer print, gives p."""
+"""The threshold that `anymax.threshold` gives, put into the formulas that the maps, their pages and the explorer print, gives p."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,8 @@ def lines_of(text, start):
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-def of_readme(name):
-    (line,) = lines_of((ROOT / "README.md").read_text(encoding="utf-8"), f"| `{name}(")
-    return line.split("|")[2].split("= ", 1)[1]
+def of_class(name):
+    return getattr(anymax, name).formula.split("= ", 1)[1]
 
 
 def of_page(name):
@@ -60,7 +59,7 @@ def value(formula, tau, mapping):
     return eval(formula.strip(), {"__builtins__": {}, "relu": lambda t: np.maximum(t, 0.0), **scope})
 
 
-@pytest.mark.parametrize("source", [of_readme, of_page, of_explorer], ids=["README", "page", "explorer"])
+@pytest.mark.parametrize("source", [of_class, of_page, of_explorer], ids=["class", "page", "explorer"])
 @pytest.mark.parametrize("mapping", MAPS, ids=repr)
 def test_the_threshold_fits_the_formula(source, mapping):
     formula = source(type(mapping).__name__)
