@@ -15,7 +15,8 @@ def write(folder: Path, pictures: bool = True) -> None:
     api.write(folder / "api")
     parts = {
         "promises": maps.promises(),
-        "needs": choose.needs(),
+        "change": choose.needs("change"),
+        "keep": choose.needs("keep"),
         "costs": measured.costs(),
         "speed-learned": measured.learned(),
         "speed-growth": measured.growth(),

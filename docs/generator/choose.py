@@ -1,4 +1,4 @@
-"""The first table of `docs/choose.md`: the needs of `docs/needs.toml`, with figures and verdicts from the saved results."""
+"""The two tables of `docs/choose.md`: the needs of `docs/needs.toml`, with figures and verdicts from the saved results."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ from typing import Any
 from . import evidence, text
 
 NEEDS = Path(__file__).parents[1] / "needs.toml"
-KEYS = {"for", "map", "loss", "experiment", "effect"}
+KEYS = {"for", "map", "loss", "experiment", "effect"}  # of a need for another map
+KEPT = {"for", "do", "experiment", "effect"}  # of one for which softmax stays
+UNTRIED = {"for", "map", "loss", "page"}  # of one without an experiment
 EFFECT = {"claim", "test", "says"}
+HEADS = {"change": ("you need", "map", "loss", "effect", "page"), "keep": ("you need", "do this", "effect", "page")}
 
 
-def needs() -> str:
-    """A row for each need; one that the saved results do not support as it is written is an error that names it."""
+def needs(table: str) -> str:
+    """A row for each need of the table; one that the saved results do not support as it is written is an error that names it."""
     results, judged, rows = {known["name"]: known for known in evidence.found()}, evidence.judged(), []
-    for need in tomllib.loads(NEEDS.read_text(encoding="utf-8"))["need"]:
+    for need in tomllib.loads(NEEDS.read_text(encoding="utf-8"))[table]:
         try:
-            _expect(need, KEYS)
-            name = need["experiment"]
-            if name not in results:
-                raise ValueError(f"{name} has no saved results; there are {', '.join(results)}")
-            verdicts = {claim["key"]: (claim, one.together) for claim, one in judged[name]}
-            said = [_effect(part, results[name]["tests"], verdicts) for part in need["effect"]]
+            rows.append(_row(need, results, judged, KEYS if table == "change" else KEPT))
         except ValueError as error:
             raise ValueError(f"{NEEDS}, {need.get('for', need)}: {error}") from None
-        page = f"{{doc}}`experiment </generated/evidence/{name}>`"
-        rows.append((need["for"], need["map"], need["loss"], "<br>".join(said), page))
-    return text.table(("you need", "map", "loss", "effect", "page"), rows)
+    return text.table(HEADS[table], rows)
+
+
+def _row(need: dict[str, Any], results: dict[str, Any], judged: dict[str, Any], keys: set[str]) -> tuple[str, ...]:
+    if "page" in need:
+        _expect(need, UNTRIED)
+        return need["for"], need["map"], need["loss"], "no experiment has tried it", need["page"]
+    _expect(need, keys)
+    name = need["experiment"]
+    if name not in results:
+        raise ValueError(f"{name} has no saved results; there are {', '.join(results)}")
+    verdicts = {claim["key"]: (claim, one.together) for claim, one in judged[name]}
+    said = "<br>".join(_effect(part, results[name]["tests"], verdicts) for part in need["effect"])
+    page = f"{{doc}}`experiment </generated/evidence/{name}>`"
+    return (*(need[key] for key in ("for", "map", "loss", "do") if key in keys), said, page)
 
 
 def _expect(given: dict[str, Any], keys: set[str]) -> None:
@@ -39,7 +49,7 @@ def _expect(given: dict[str, Any], keys: set[str]) -> None:
 def _effect(
     part: str | dict[str, str], tests: list[dict[str, Any]], verdicts: dict[str, tuple[dict[str, Any], str]]
 ) -> str:
-    """Plain words as they are; of a test its sentence, figure, interval and verdict, or that no effect was shown."""
+    """Plain words as they are; of a test its sentence, figure and interval, and the word "undecided" where it is."""
     if isinstance(part, str):
         return part
     _expect(part, EFFECT)
@@ -55,12 +65,12 @@ def _effect(
         )
     claim, together = verdicts[part["claim"]]
     figure, interval = evidence.figures(meant[0]["found"])
+    said = f"{part['says'].replace('{}', figure)}{interval}"
     if together not in ("confirmed", "contradicted"):
-        claimed = " and ".join(evidence.bound(test) for test in meant)
-        return f"{evidence.badge('undecided', 'no effect shown')} {text.plain(words.pop())}: {figure}{interval}; claimed: {claimed}"
+        return f"{said}: undecided"
     telling = evidence.telling(claim, own)
     if together == "contradicted" and telling not in meant:
         raise ValueError(
             f"another test contradicts the claim {part['claim']!r}; name it: {telling and telling['what']}"
         )
-    return f"{evidence.badge(together)} {part['says'].replace('{}', figure)}{interval}"
+    return said
