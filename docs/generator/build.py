@@ -22,7 +22,6 @@ def write(folder: Path, pictures: bool = True) -> None:
         "speed-growth": measured.growth(),
         "errors": measured.errors(),
         "evidence-index": evidence.index(),
-        "verdicts": evidence.verdicts(),
         "evidence-toc": evidence.contents(),
         "performance-runs": measured.outcomes(),
         "performance-gpu": measured.gpu(),

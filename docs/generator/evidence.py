@@ -70,26 +70,23 @@ def badge(verdict: str, words: str = "") -> str:
 
 
 def index() -> str:
-    """A row for each experiment: its question, and how many of its claims were confirmed, contradicted and left undecided."""
-    rows = [
-        (f"{{doc}}`{answer(name).keys['question']} </generated/evidence/{name}>`", counted(experiment))
-        for name, experiment in judged().items()
-    ]
-    return text.table(("question", "claims"), rows) if rows else NONE
-
-
-def verdicts() -> str:
-    """Every claim with its verdict, in a section for each experiment."""
-    head, parts = ("claim", "made by", "verdict", ""), []
+    """A row for each experiment: its question, the beginning of its answer, and how many of its claims have each verdict."""
+    rows = []
     for name, experiment in judged().items():
-        link = f"{{doc}}`The experiment </generated/evidence/{name}>`"
-        rows = [
-            (text.plain(one.claim), text.plain(one.source), badge(one.together), remark(one)) for _, one in experiment
-        ]
-        parts.append(
-            text.section(answer(name).keys["question"], f"{link}\n\n{_blocks('verdicts', text.table(head, rows))}")
-        )
-    return "\n\n".join(parts) or NONE
+        prose = answer(name)
+        link = f"{{doc}}`{prose.keys['question']} </generated/evidence/{name}>`"
+        rows.append((link, beginning(prose.introduction), counted(experiment)))
+    return text.table(("question", "answer", "claims"), rows) if rows else NONE
+
+
+def beginning(words: str, least: int = 6) -> str:
+    """The first sentence, and those after it that a short one needs."""
+    taken = ""
+    for sentence in re.split(r"(?<=[.:]) (?=[A-Z\d])", " ".join(words.split())):
+        taken = f"{taken} {sentence}".strip()
+        if len(taken.split()) >= least and taken.endswith("."):
+            break
+    return taken
 
 
 def _blocks(kind: str, table: str) -> str:

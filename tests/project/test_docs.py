@@ -493,7 +493,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     answers.mkdir()
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
     monkeypatch.setattr(evidence, "ANSWERS", answers)
-    assert evidence.verdicts() == evidence.index() == "No experiment has been saved yet."
+    assert evidence.index() == "No experiment has been saved yet."
     assert evidence.contents() == ""
     claim = {"key": "a", "claim": "Zeros help | p_t > 0.", "source": "a paper", "verdict": "contradicted"}
     for name, quick in (("one", False), ("two", True)):
@@ -509,12 +509,9 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
         evidence.index()
     (answers / "one.md").write_text("question: Do zeros help?\n\nWe cannot say.\n", encoding="utf-8")
     undecided = "{bdg-muted}`undecided`"
-    assert (
-        f"| Zeros help \\| p\\_t \\> 0. | a paper | {undecided} | contradicted when judged alone |"
-        in evidence.verdicts()
-    )
-    assert "| {doc}`Do zeros help? </generated/evidence/one>` | {bdg-muted}`1 undecided` |" in evidence.index()
-    assert "two" not in evidence.verdicts() + evidence.index() + evidence.contents()
+    row = "| {doc}`Do zeros help? </generated/evidence/one>` | We cannot say. | {bdg-muted}`1 undecided` |"
+    assert row in evidence.index()
+    assert "two" not in evidence.index() + evidence.contents()
     out = tmp_path / "out"
     out.mkdir()
     (out / "stale.md").write_text("# Stale\n", encoding="utf-8")
@@ -524,6 +521,14 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     assert page.startswith("# Title\n\n**Do zeros help?**\n\nWe cannot say.\n\n:::{div} claims\n\n| claim |")
     assert f"| {undecided} contradicted when judged alone |" in page
     assert "It cost \\$5, see it, [me](one.md).\n\n## Each claim, alone and together\n" in page
+
+
+def test_an_answer_begins_with_a_whole_sentence():
+    assert evidence.beginning("No. It\nloses 1.5 points: a lot. Or more.") == "No. It loses 1.5 points: a lot."
+    assert (
+        evidence.beginning("It depends on the length of the training: here. It does.")
+        == "It depends on the length of the training: here."
+    )
 
 
 def test_an_evidence_page_shows_the_test_on_which_a_verdict_rests():
