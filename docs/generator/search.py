@@ -11,8 +11,8 @@ from . import text
 
 ASK = Path(__file__).with_name("ask.js")
 FIRST = {  # what newcomers type, and where they want to be
-    "learnable alpha": "generated/maps/entmax",
-    "learned alpha": "generated/maps/entmax",
+    "learnable alpha": "learn_alpha",
+    "learned alpha": "learn_alpha",
     "sparse attention": "attention",
     "linear attention": "attention",
     "top-p": "generated/scores/truncation",
@@ -27,7 +27,7 @@ FIRST = {  # what newcomers type, and where they want to be
     "softmax": "generated/maps/softmax",
     "attention": "attention",
     "calibration": "generated/scores/temperature",
-    "learn alpha": "generated/maps/entmax",
+    "learn alpha": "learn_alpha",
     "mask": "generated/scores/mask",
     "alpha": "generated/maps/entmax",
     "zeros": "generated/maps/sparsemax",
@@ -53,7 +53,16 @@ FIRST = {  # what newcomers type, and where they want to be
     "hyper-connections": "transport",
     "log prob": "distributions",
     "sklearn": "sklearn",
-    "jax": "start",
+    "jax": "jax",
+    "jit": "jax",
+    "onnx": "export",
+    "export": "export",
+    "pandas": "pandas",
+    "kl": "distributions",
+    "reproducible seed": "decoding",
+    "supported versions": "versions",
+    "windows": "versions",
+    "vllm": "vllm",
     "entmax15": "generated/maps/entmax",
     "which map": "choose",
 }
