@@ -171,3 +171,32 @@ def test_the_units_of_cmake_are_those_of_the_dispatcher():
     assert not flags["BASELINE"]
     assert not flags["NEON"]
     assert set(flags["AVX2"]) < set(flags["AVX512"]) | {"-mavx2"}, "what a machine with AVX-512 has besides"
+
+
+def test_the_supported_versions_are_those_of_the_project_and_its_workflows():
+    """docs/versions.md beside pyproject.toml, constraints.txt, .github/previous.txt and the matrix of ci.yml."""
+    if not (ROOT / ".github").exists():
+        pytest.skip("only in the repository")
+    page = (DOCS / "versions.md").read_text(encoding="utf-8")
+    table = {
+        row[0].strip(): [cell.strip() for cell in row[1:]]
+        for row in re.findall(r"^\|([^|]*)\|([^|]*)\|([^|]*)\|$", page, flags=re.M)
+    }
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    before = (ROOT / ".github" / "previous.txt").read_text(encoding="utf-8")
+    for name, package in (
+        ("NumPy", "numpy"),
+        ("torch", "torch"),
+        ("JAX", "jax"),
+        ("scikit-learn", "scikit-learn"),
+        ("transformers", "transformers"),
+    ):
+        least, run = table[name]
+        assert re.search(rf'"{package}>={least.removesuffix(".0")}[".]', project), name
+        now = ".".join(re.search(rf"^{package}==([\d.]+)$", pinned, flags=re.M)[1].split(".")[:2])
+        assert now in run or name == "transformers", (name, now)
+        older = re.search(rf"^{package}==([\d.]+)\.\*$", before, flags=re.M)
+        assert older is None or older[1] in run, name
+    matrix = re.search(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))[1]
+    assert all(version in table["Python"][1] for version in re.findall(r"[\d.]+", matrix))
