@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,9 +72,12 @@ def _cell(v: float, width: int, colour: str, unicode: bool) -> Text:
 
 
 def grid(console: Console, header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int | None) -> None:
-    """A plain table; columns from `numeric` on are right-aligned, none if it is None. Narrow terminals get one block per row."""
+    """A plain table; columns from `numeric` on are right-aligned, none if it is None. Narrow terminals get one block per row, a pipe
+    or a file the whole width."""
     cells = [[str(value) for value in row] for row in rows]
     need = sum(max(len(row[i]) for row in [list(header), *cells]) + 2 for i in range(len(header)))
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(need, console.width)
     if need > console.width:
         side = max(len(name) for name in header[1:])
         for row in cells:

@@ -105,9 +105,12 @@ def _classifier(mapping: Mapping) -> Mapping:
 
 
 def _classifies(mapping: Mapping) -> bool:
-    """True if p is a distribution that one class can have alone."""
-    most = mapping.ceiling(np.ones((1, 1)), np)
-    return mapping.sums_to_one and (most is None or bool(np.all(most >= 1)))
+    """True if the map has a loss of one class."""
+    try:
+        loss_of_kind(mapping.own_loss, mapping, np.zeros((1, 10)), np.array([0]))
+    except (TypeError, ValueError):  # a bound below 1, or an ordering as the target
+        return False
+    return True
 
 
 def _row(result: Result) -> dict[str, Any]:
