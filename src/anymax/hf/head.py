@@ -202,14 +202,12 @@ def _after(value: Tensor, *others: Tensor) -> Tensor:
 def _unwrapped(model: Any) -> Iterator[Any]:
     """The model and those in it, from outside inwards."""
     yield model
-    if not isinstance(model, torch.nn.Module):
-        return
     if hasattr(model, "_orig_mod"):  # torch.compile
         yield from _unwrapped(model._orig_mod)
     elif hasattr(model, "get_base_model"):  # PEFT
         yield from _unwrapped(model.get_base_model())
-    elif "module" in model._modules and getattr(type(model), "get_output_embeddings", None) is None:  # DDP, DeepSpeed
-        yield from _unwrapped(model.module)
+    elif "module" in getattr(model, "_modules", ()) and getattr(type(model), "get_output_embeddings", None) is None:
+        yield from _unwrapped(model.module)  # DDP, DeepSpeed
 
 
 def _active(layer: Any) -> Any:

@@ -112,7 +112,8 @@ def loss(
 
     (value,), output = texts.run(head, compute)
     if num_items_in_batch is not None:
-        value = value / (num_items_in_batch.to(value.device) if is_array(num_items_in_batch) else num_items_in_batch)
+        n = num_items_in_batch
+        value = value / (n.to(value.device) if isinstance(n, Tensor) else n)
     routers = getattr(output, "aux_loss", None)
     if routers is not None and reduction != "none":
         value = value + head.router_factor * whole(routers).to(value.device)
@@ -196,7 +197,8 @@ def compute_loss(mapping: Mapping | str = _SOFTMAX, *, temperature: Any = None, 
             ours = {name: inputs.pop(name) for name in _OURS if name in inputs}
             return {"loss": loss(model, **ours, inputs=inputs, mapping=mapping, temperature=temperature, **options)}
 
-        return transformers.Trainer.compute_loss(self, answer, inputs, return_outputs, num_items_in_batch)
+        trainer: Any = transformers.Trainer  # it calls what stands for the model here
+        return trainer.compute_loss(self, answer, inputs, return_outputs, num_items_in_batch)
 
     method.__name__ = "compute_loss"
     return method

@@ -67,37 +67,44 @@ def sized_support(who: str, rows: Array, count: int, n: int, support: Any, xp: N
 
 def pair_of(who: str, rows: Array, count: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
     """A support of `count` rows as (ids, offsets), arrays of the kind of `rows`."""
-    if is_pair(support):
-        with on_constants(rows, *support):
+    given = support if is_pair(support) else _of_lists(who, count, support)
+    if is_pair(given):
+        with on_constants(rows, *given):
             ids, offsets = (
-                _array.beside(a, rows, f"support: {name}", xp) for a, name in zip(support, ("ids", "offsets"))
+                _array.beside(a, rows, f"support: {name}", xp) for a, name in zip(given, ("ids", "offsets"))
             )
         return ids, offsets
-    if isinstance(support, list):
-        each = list(_lists(support))
-        ids = np.asarray([*itertools.chain.from_iterable(each)]) if any(each) else np.zeros(0, int)
-        if is_integer(ids):
-            _refuse_other_count(who, len(each), count)
-            if (ids < 0).any():  # they fill a list up
-                each = [[i for i in one if i >= 0] for one in each]
-                ids = ids[ids >= 0]
-            return pair_of(who, rows, count, (ids, np.cumsum([0, *map(len, each)])), xp)
-    if not is_array(support) or support.ndim < 2 or not is_integer(support):
-        what = f"{support.dtype} {tuple(support.shape)}" if is_array(support) else type(support).__name__
+    if not is_array(given) or given.ndim < 2 or not is_integer(given):
+        what = f"{given.dtype} {tuple(given.shape)}" if is_array(given) else type(given).__name__
         raise TypeError(
             f"{who}: support must be (ids, offsets), as sample(return_support=True) gives it, a list with a list of ids for each row, or "
             f"integers [..., k], -1 where a row has fewer than k; got {what}"
         )
-    *lead, k = support.shape
+    *lead, k = given.shape
     _refuse_other_count(who, math.prod(lead), count)
-    with on_constants(rows, support):
-        ids = xp.reshape(counts(_array.beside(support, rows, "support", xp), xp), (count * k,))
+    with on_constants(rows, given):
+        ids = xp.reshape(counts(_array.beside(given, rows, "support", xp), xp), (count * k,))
         if not eager(ids):  # those below 0 stay
             return ids, k * xp.arange(count + 1, dtype=ids.dtype, **device_of(ids))
         there = ids >= 0
         sizes = xp.sum(xp.astype(xp.reshape(there, (count, k)), ids.dtype), axis=-1)
         begins = xp.zeros((1,), dtype=ids.dtype, **device_of(ids))
         return ids[there], xp.concat([begins, running_sum(sizes, xp)])
+
+
+def _of_lists(who: str, count: int, support: Any) -> Any:
+    """(ids, offsets) of lists, without the ids below 0, which fill a list up; what are no lists of integers as it is."""
+    if not isinstance(support, list):
+        return support
+    each = list(_lists(support))
+    ids = np.asarray([*itertools.chain.from_iterable(each)]) if any(each) else np.zeros(0, int)
+    if not is_integer(ids):
+        return support
+    _refuse_other_count(who, len(each), count)
+    if (ids < 0).any():
+        each = [[i for i in one if i >= 0] for one in each]
+        ids = ids[ids >= 0]
+    return ids, np.cumsum([0, *map(len, each)])
 
 
 def is_pair(support: Any) -> bool:
