@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import types
 
 import pytest
 from hf_models import SMALL, its_own_warnings, torch, transformers
@@ -180,6 +181,28 @@ def test_of_a_model_with_adapters(options):
         close(A.hf.loss(model, **texts).detach(), model(**texts).loss.detach(), 1e-5)
 
 
+class Kept(torch.nn.Module):
+    """As PEFT has a layer of `modules_to_save`."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.original_module, self.modules_to_save = layer, torch.nn.ModuleDict({"default": copy.deepcopy(layer)})
+        self.active_adapters, self.disable_adapters = ["default"], False
+        with torch.no_grad():
+            self.modules_to_save["default"].weight.mul_(0.5)
+
+    def forward(self, x):
+        return (self.original_module if self.disable_adapters else self.modules_to_save["default"])(x)
+
+
+def test_a_head_with_a_copy_that_learns():
+    model = build("llama")
+    model.set_output_embeddings(Kept(model.get_output_embeddings()))
+    for off in (False, True):
+        model.get_output_embeddings().disable_adapters = off
+        same(A.hf.loss(model, TOKENS, MASK, LABELS), model(TOKENS, attention_mask=MASK, labels=LABELS).loss, model)
+
+
 def test_an_adapter_of_the_head_is_refused():
     model = adapted(target_modules=["lm_head"])
     for call in (A.hf.loss, A.hf.token_statistics):
@@ -192,6 +215,25 @@ def test_an_adapter_of_the_head_is_refused():
 
 
 # -- the Trainer of transformers ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_trainer_calls():
+    """It passes what a batch has, and multiplies by the number of processes, since these average their gradients."""
+    model, n = build("llama"), 5
+    accelerator = types.SimpleNamespace(num_processes=2)
+    args = types.SimpleNamespace(average_tokens_across_devices=True, n_gpu=1)
+    trainer = types.SimpleNamespace(
+        accelerator=accelerator, args=args, label_smoother=None, compute_loss_func=None, model_accepts_loss_kwargs=True,
+        get_tp_size=lambda: 1, model=model,
+    )  # fmt: skip
+    batch = {"input_ids": TOKENS, "attention_mask": MASK, "labels": LABELS, "position_ids": torch.arange(6)[None] + 3}
+    method = A.hf.compute_loss("entmax15", label_smoothing=0.1)
+    options = {"mapping": "entmax15", "label_smoothing": 0.1, "num_items_in_batch": n}
+    want = A.hf.loss(model, TOKENS, MASK, LABELS, inputs={"position_ids": batch["position_ids"]}, **options)
+    assert torch.equal(method(trainer, model, batch, num_items_in_batch=n), 2 * want)
+    value, outputs = method(trainer, model, batch, return_outputs=True, num_items_in_batch=n)
+    assert torch.equal(value, 2 * want)
+    assert [*outputs] == ["loss"]
 
 
 @pytest.mark.parametrize("steps", [1, 2])
