@@ -14,6 +14,7 @@ from processes import together
 from shard_cases import (
     INF,
     KEEP,
+    KEPT,
     LAYER_CELLS,
     LAYER_CUTS,
     OPERANDS,
@@ -193,6 +194,19 @@ def test_a_layer_of_no_rows(verb):
         for a, g in zip((x, w, b), torch.autograd.grad(sum(v.sum() for v in values), [x, w, b]), strict=True):
             assert g.shape == a.shape
             assert not g.any()
+
+    together(3, one)
+
+
+def test_forms_of_a_support():
+    rows = torch.tensor([[*kept, *[-1] * (5 - len(kept))] for kept in KEPT])
+
+    def one(group):
+        here, given = Here(CUT, group).part(WEIGHT, 0), []
+        for support in (SUPPORT, [*KEPT], [*map(list, KEPT)], rows, rows.reshape(2, 3, 5)):
+            given.append(D.linear_log_prob(X, here, TARGET, support=support, group=group))
+        assert all(torch.equal(given[0], one) for one in given)
+        assert torch.isfinite(given[0]).any()
 
     together(3, one)
 

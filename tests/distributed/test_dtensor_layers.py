@@ -31,6 +31,7 @@ T = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(3, 4)
 held = [torch.randperm(11, generator=g)[: i % 5] for i in range(12)]  # and every third row has its token
 held = [h if i % 3 else torch.unique(torch.cat([h, t.flatten()[i : i + 1].clamp(min=0)])) for i, h in enumerate(held)]
 kept = torch.cat(held), torch.tensor([0, *map(len, held)]).cumsum(0)
+wide = torch.nn.utils.rnn.pad_sequence(held, batch_first=True, padding_value=-1).reshape(3, 4, -1)  # the same
 cap = A.transforms.softcap(torch.tensor(1.7, dtype=torch.float64))
 shares = torch.softmax(torch.randn(3, 4, 11, generator=g, dtype=torch.float64), -1)
 def whole(v):
@@ -47,7 +48,8 @@ calls = [
     lambda x, W, b: A.linear_loss(x, W, t, ignore_index=-1, weight=w, mask=keep),
     lambda x, W, b: A.linear_loss(x, W, shares, "sparsemax", reduction="none"),
     lambda x, W, b: A.linear_log_prob_entropy(x, W, t, "entmax15", linear_bias=b, support=kept, temperature=T),
-    lambda x, W, b: sum(A.linear_log_prob_entropy(x, W, t, linear_bias=b, support=kept, full=True, transform=cap), ()),
+    lambda x, W, b: sum(A.linear_log_prob_entropy(x, W, t, linear_bias=b, support=wide, full=True, transform=cap), ()),
+    lambda x, W, b: A.linear_log_prob(x, W, t, linear_bias=b, support=[h.tolist() for h in held]),
     lambda x, W, b: A.linear_topk_kl(x, W, ids, log_q, linear_bias=b, transform=A.compose(cap, A.temperature(1.3))),
     lambda x, W, b: A.linear_loss(x, W, t, linear_bias=b, ignore_index=-1, weight=w, z_loss=0.3, transform=cap),
     lambda x, W, b: A.linear_loss(x, W, t, "sparsemax", linear_bias=b, ignore_index=-1, suppress=0.4, reduction="sum"),

@@ -161,7 +161,27 @@ STATISTICS = {
 }  # fmt: skip
 
 
-@each(ATTENTION | DECODING | STATISTICS)
+LOSS = {
+    "labels and shifted ones": (lambda: hf.loss(causal(), TOKENS, labels=TOKENS, shift_labels=TOKENS), TypeError, "not both"),
+    "labels of another shape": (
+        lambda: hf.loss(causal(), TOKENS, labels=TOKENS[:, 1:]), ValueError,
+        r"loss: labels must be integers of the shape of input_ids, \(2, 6\)",
+    ),
+    "labels that are p": (lambda: hf.loss(causal(), TOKENS, labels=TOKENS.float()), ValueError, "labels must be integers"),
+    "a sum by items": (
+        lambda: hf.loss(causal(), TOKENS, num_items_in_batch=3, reduction="none"), ValueError, "num_items_in_batch divides a sum",
+    ),
+    "a temperature of 0": (lambda: hf.loss(causal(), TOKENS, temperature=0.0), ValueError, "loss: temperature must be above 0"),
+    "smoothing": (lambda: hf.loss(causal(), TOKENS, smoothing=0.1), TypeError, "no option 'smoothing'"),
+    "in a trainer": (lambda: hf.compute_loss(smoothing=0.1), TypeError, "compute_loss has no option 'smoothing'"),
+    "a bias": (lambda: hf.loss(causal(), TOKENS, linear_bias=TOKENS), TypeError, "no option 'linear_bias'"),
+    "an encoder": (lambda: hf.loss(t5()[0](t5()[1]), TOKENS), TypeError, "loss: expected a causal .* to anymax.linear_loss"),
+    "other logits, a loss": (lambda: hf.loss(with_more_logits(), TOKENS), ValueError, r"loss: .* use anymax\.fenchel_young with its"),
+    "no model": (lambda: hf.loss(None, TOKENS), TypeError, "loss: expected a causal language model of transformers .* got NoneType"),
+}  # fmt: skip
+
+
+@each(ATTENTION | DECODING | STATISTICS | LOSS)
 def test_refused(call, error, words):
     refuses(call, error, words)
 

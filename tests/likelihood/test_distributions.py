@@ -120,6 +120,51 @@ def test_a_support_masks_all_others(name, kind):
         np.testing.assert_allclose(back(traced), want, atol=tolerance(kind), rtol=tolerance(kind))
 
 
+@every_kind
+def test_forms_of_a_support(kind):
+    """(ids, offsets) of any integers, a list for each row, rows of one width: they say the same."""
+    c, x, y = KINDS[kind], scores(), np.array([[0, 5, 2], [3, 6, 1]])
+    x = x.reshape(2, 3, 7)
+    lists = [[3, 0, 6], [5], [1, 2, 4, 0], [0, 1], [6, 5, 4, 3, 2, 1, 0], []]
+    ids, offsets = np.concatenate([np.array(a, int) for a in lists]), np.cumsum([0, *map(len, lists)])
+    padded = np.array([(a + [-1] * 7)[:7] for a in lists], np.int32)
+    padded[0] = [-1, 3, -1, 0, 6, -1, -1]  # wherever it stands
+
+    def log_p(support):
+        return back(A.log_prob("softmax", c(x), c(y), support=support))
+
+    want = log_p((c(ids), c(offsets)))
+    assert want[1, 0] == want[1, 2] == -INF
+    forms = {
+        "vLLM's": (c(ids.astype(np.int32)), c(offsets.astype(np.int64))),
+        "NumPy's": (ids.astype(np.int32), offsets),
+        "a list": [c(ids), c(offsets)],
+        "numbers": (ids.tolist(), offsets.tolist()),
+        "lists": lists,
+        "tuples": [tuple(a) for a in lists],
+        "a list for each text": [lists[:3], lists[3:]],
+        "lists with -1": padded.tolist(),
+        "rows": c(padded.reshape(2, 3, 7)),
+        "flat rows": padded,
+        "rows for each text": [padded[:3], lists[3:]],
+    }
+    for name, support in forms.items():
+        np.testing.assert_array_equal(log_p(support), want, err_msg=name)
+    if kind == "jax":
+        import jax
+
+        traced = jax.jit(lambda x, y, s: A.log_prob("softmax", x, y, support=s))(c(x), c(y), c(padded))
+        np.testing.assert_allclose(back(traced), want, atol=tolerance(kind), rtol=tolerance(kind))
+
+
+def test_two_lists_are_those_of_two_rows():
+    """In a tuple they are ids and offsets."""
+    x, lists = scores()[:2], [[4, 5, 6], [0, 1, 3]]
+    close = np.testing.assert_allclose
+    close(A.log_prob("softmax", x, [4, 0], support=lists), A.log_prob("softmax", x, [4, 0], support=np.array(lists)))
+    assert A.log_prob("softmax", x, [4, 0], support=tuple(lists))[1] == -INF
+
+
 @briefly
 @every_kind
 @every_map
@@ -263,6 +308,15 @@ WRONG = {
         lambda: A.log_prob(Softmax(), X, Y, transform=lambda s: s[:, :3]), ValueError, r"gave ndarray of float64 \(6, 3\)",
     ),
     "support, a pair": (lambda: A.log_prob(Softmax(), X, Y, support=IDS), TypeError, r"support must be \(ids, offsets\)"),
+    "support, floats": (
+        lambda: A.log_prob(Softmax(), X, Y, support=X), TypeError, r"integers \[\.\.\., k\], .* got float64 \(6, 7\)",
+    ),
+    "support, lists": (lambda: A.log_prob(Softmax(), X, Y, support=[[1]] * 5), ValueError, "the ids of 5 rows, and there are 6"),
+    "support, halves": (lambda: A.log_prob(Softmax(), X, Y, support=[[0.5]] * 6), TypeError, "integers"),
+    "support, names": (lambda: A.log_prob(Softmax(), X, Y, support=[["a"]] * 6), TypeError, "integers"),
+    "support, padded": (lambda: A.log_prob(Softmax(), X, Y, support=Y[:5, None]), ValueError, "the ids of 5 rows"),
+    "support, padded classes": (lambda: A.log_prob(Softmax(), X, Y, support=Y[:, None] + 3), IndexError, "from 0 to 6, got 3 to 8"),
+    "support, a list twice": (lambda: A.log_prob(Softmax(), X, Y, support=[[1, 1]] * 6), ValueError, "a class twice"),
     "support, rows": (lambda: A.log_prob(Softmax(), X, Y, support=(IDS, OFFSETS[:-1])), ValueError, "7 integers for 6 rows"),
     "support, falling": (lambda: A.log_prob(Softmax(), X, Y, support=(IDS, OFFSETS + 1)), ValueError, "rise from 0 to 3"),
     "support, classes": (lambda: A.log_prob(Softmax(), X, Y, support=(IDS + 6, OFFSETS)), IndexError, "from 0 to 6, got 6 to 8"),

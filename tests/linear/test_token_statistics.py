@@ -186,6 +186,38 @@ def test_of_a_support(kind, name):
     assert back(got[1])[4] == 0
 
 
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_forms_of_a_support(kind):
+    """Rows of one width may be traced in JAX, as their sizes are known."""
+    x, weight, bias, y, *_ = operands(seed=6)
+    rng = np.random.default_rng(1)
+    lists = [np.unique(np.append(rng.integers(60, size=size), y[i])) for i, size in enumerate((4, 1, 9, 3, 0, 6, 20))]
+    lists[3], lists[4] = np.setdiff1d(np.arange(10), y[3]), lists[4][:0]
+    padded = np.stack([np.append(a, -np.ones(30 - len(a), int)) for a in lists])
+    a, w, b, t, ids, offsets, rows = made(
+        kind, x, weight, bias, y, np.concatenate(lists).astype(np.int32), np.cumsum([0, *map(len, lists)]), padded
+    )
+
+    def statistics(support, a=a):
+        return A.linear_log_prob_entropy(a, w, t, linear_bias=b, support=support)
+
+    want = statistics((ids, offsets))
+    for support in ([one.tolist() for one in lists], rows, padded):
+        for got, one in zip(statistics(support), want):
+            np.testing.assert_array_equal(back(got), back(one))
+    close(np.exp(back(A.linear_log_prob(a, w, t, linear_bias=b, support=rows))), np.exp(back(want[0])), 1e-6)
+    if kind == "jax":
+        import jax
+
+        def total(a, rows):
+            log_p, h = statistics(rows, a)
+            return (jax.numpy.where(log_p > -INF, log_p, 0.0) + h).sum()
+
+        for one, other in zip(jax.jit(statistics)(rows, a), want):
+            close(np.exp(back(one)), np.exp(back(other)), 2e-5)
+        close(back(jax.jit(jax.grad(total))(a, rows)), back(jax.grad(total)(a, (ids, offsets))), 2e-4)
+
+
 @pytest.mark.parametrize("kind", [*ALL_KINDS, *(["jax jit"] if "jax" in KINDS else [])])
 def test_a_transform_of_each_score_goes_with_a_support(kind):
     """Under JAX the support is a constant of the traced function, in its own arrays or NumPy's."""

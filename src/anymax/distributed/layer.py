@@ -14,7 +14,7 @@ from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, described, fail_together
 from ..autodiff.group import Group
-from ..likelihood.support import pair_of
+from ..likelihood.support import is_pair, pair_of
 from ..likelihood.teacher import Teacher
 from ..linear.arguments import (
     FULL_WITHOUT_SUPPORT,
@@ -174,8 +174,9 @@ def log_prob(
     agreement.same["target"] = target
     agreement.say(support="not given", full=full)
     if support is not None:
-        refuse_sharded(who, None, **dict(zip(("ids", "offsets"), support)))
-        support = pair_of(who, layer.x, support, xp)
+        given = dict(zip(("ids", "offsets"), support)) if is_pair(support) else {"support": support}
+        refuse_sharded(who, None, **given)
+        support = pair_of(who, layer.x, layer.rows, support, xp)
         agreement.same |= {"ids of the support": support[0], "offsets of the support": support[1]}
         agreement.say(support=" and ".join(f"{described(a)} of {a.dtype}" for a in support))
     split = SplitLayer.agreed(arguments, agreement, layer, of_layer)

@@ -152,8 +152,8 @@ def linear_log_prob(
         The classes, counted over all processes and the same on each: integers of the shape of x without its last axis; for
         -100, which marks padding, and -1, none, log p is 0. With a `Sink` -1 is the sink.
     support
-        The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
-        1]]`, counted over all processes and the same on each. All others are masked. Each process reads only those rows of its
+        The support of each row, the classes that count, in one of the forms of `anymax.linear_log_prob`, such as `(ids, offsets)`. They
+        are counted over all processes and the same on each. All others are masked. Each process reads only those rows of its
         weight. In JAX the traced function must close over it, since its sizes must be known.
     temperature
         Divides the scores, before the transform: a number above 0, or one value for each row, in the shape of target.

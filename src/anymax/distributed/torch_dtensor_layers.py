@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from .._array import is_integer, namespace
+from .._array import is_array, is_integer, namespace
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..autodiff.torch_graphs import outside_graphs
-from ..likelihood.support import read_support
+from ..likelihood.support import is_pair, read_support
 from ..losses.options import LossOptions
 from ..transforms import Composed, Transform
 from . import layer_verbs
@@ -62,8 +62,10 @@ class LayerLayout(Layout):
     def support(self, support: Any) -> tuple[Tensor, Tensor]:
         """The support of this device's rows, from that of all rows, whose classes keep their indices."""
         lead, n, device = self.shape[:-1], self.shape[-1], self.mesh.device_type
-        if isinstance(support, (tuple, list)):
+        if is_pair(support):
             support = tuple(whole_tensor(a, device) for a in support)
+        elif is_array(support):
+            support = whole_tensor(support, device)
         ids, offsets = read_support(self.who, self.local, lead.numel(), n, support, namespace(self.local))
         rows = self.rows(torch.arange(lead.numel(), device=ids.device).reshape(lead)).reshape(-1)
         sizes = offsets.diff()[rows]

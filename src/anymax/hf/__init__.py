@@ -28,8 +28,19 @@ from .._core.elsewhere import answering
 from .attention import NAMES, attend, register
 from .decoding import LogitsProcessor, sample
 from .tokens import TokenStatistics, token_statistics
+from .training import compute_loss, loss
 
-__all__ = ["NAMES", "LogitsProcessor", "TokenStatistics", "attend", "register", "sample", "token_statistics"]
+__all__ = [
+    "NAMES",
+    "LogitsProcessor",
+    "TokenStatistics",
+    "attend",
+    "compute_loss",
+    "loss",
+    "register",
+    "sample",
+    "token_statistics",
+]
 
 
 if not TYPE_CHECKING:

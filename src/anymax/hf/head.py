@@ -10,48 +10,59 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._array import is_array
 from .._core.shards import sharded
-from ..transforms import softcap
+from ..transforms import compose, softcap
+from ..transforms import temperature as tempered
 
 Tensor = torch.Tensor
 
 _FACTORS = ("logit_scale", "lm_head_multiplier")  # numbers of a config that multiply the logits
 _DIVISORS = ("logits_scaling",)  # and that divide them
+# the functions for hidden states and for logits that do what a verb does for a model
+_INSTEAD = {
+    "token_statistics": ("linear_log_prob_entropy", "log_prob_entropy"),
+    "loss": ("linear_loss", "fenchel_young"),
+}
 _CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose logits were compared with what is computed here
 
 
 class Head(NamedTuple):
     """What a causal model computes after its last hidden state."""
 
+    who: str  # the verb
     wrappers: tuple[Any, ...]  # the model as it was given, the one in it, ..., and at the end that of transformers
     layer: Any  # with a weight and perhaps a bias
     factor: float
     cap: float | None
+    router_factor: float  # of the loss of a model's routers
 
     @classmethod
-    def of(cls, given: Any) -> Head:
+    def of(cls, who: str, given: Any) -> Head:
         # the replicas of DataParallel have no hooks
         wrappers = tuple(m for m in _unwrapped(given) if not isinstance(m, torch.nn.DataParallel))
         model = wrappers[-1]
         config = getattr(model, "config", None)
-        layer = getattr(model, "get_output_embeddings", lambda: None)()
+        layer = _active(getattr(model, "get_output_embeddings", lambda: None)())
+        of_hidden, of_logits = _INSTEAD[who]
         if config is None or layer is None or getattr(config, "is_encoder_decoder", False):
             raise TypeError(
-                f"token_statistics: expected a causal language model of transformers with an output layer, got {type(model).__name__}; "
-                "give hidden states and the weight of a head to anymax.linear_log_prob_entropy"
+                f"{who}: expected a causal language model of transformers with an output layer, got {type(model).__name__}; "
+                f"give hidden states and the weight of a head to anymax.{of_hidden}"
             )
         more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]
         adapters = (getattr(one, "active_peft_config", None) for one in wrappers)
         if more or any(getattr(a, "is_prompt_learning", False) for a in adapters):
             what = f"its output layer has further parameters, {', '.join(more)}" if more else "it learns its prompt"
             raise TypeError(
-                f"token_statistics: {type(given).__name__} has more than a linear layer at its end: {what}; merge an adapter first, or use "
-                "anymax.log_prob_entropy with its logits"
+                f"{who}: {type(given).__name__} has more than a linear layer at its end: {what}; merge an adapter first (in PEFT by "
+                f"merge_and_unload), or use anymax.{of_logits} with its logits"
             )
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         factor = math.prod(_number(text, name) or 1.0 for name in _FACTORS)
         factor /= math.prod(_number(text, name) or 1.0 for name in _DIVISORS)
-        return cls(wrappers, layer, factor, _number(text, "final_logit_softcapping"))
+        cap, router_factor = _number(text, "final_logit_softcapping"), _number(text, "router_aux_loss_coef") or 0.0
+        return cls(who, wrappers, layer, factor, cap, router_factor)
 
     @property
     def weight(self) -> Tensor:
@@ -61,13 +72,36 @@ class Head(NamedTuple):
     def bias(self) -> Tensor | None:
         return getattr(self.layer, "bias", None)
 
+    def operands(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(hidden states, weight, bias) of the logits before the cap."""
+        weight, bias = self.weight, self.bias
+        if self.factor != 1.0:
+            hidden, bias = hidden * self.factor, None if bias is None else bias * self.factor
+        return hidden, weight, bias
+
+    def after_the_cap(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a verb of output layers, which finds the cap in their transform, before the caller's temperature."""
+        if self.cap is None:
+            return options
+        options, steps = dict(options), [softcap(self.cap)]
+        if (temperature := options.pop("temperature", None)) is not None:
+            if is_array(temperature) and temperature.ndim:
+                raise ValueError(
+                    f"{self.who}: this model caps its logits before the temperature, which must be one number then"
+                )
+            steps.append(tempered(temperature))
+        if options.get("transform") is not None:
+            steps.append(options["transform"])
+        return options | {"transform": compose(*steps)}
+
     def scores(self, hidden: Tensor) -> Tensor:
         """The logits as they are understood here."""
         s = torch.nn.functional.linear(hidden, whole(self.weight), whole(self.bias)) * self.factor
         return s if self.cap is None else softcap(self.cap)(s)
 
-    def run(self, compute: Callable[[Tensor], tuple[Tensor, ...]], **inputs: Any) -> tuple[Tensor, ...]:
-        """Call the model, and return what `compute` makes of the hidden states, [texts, length, features], that reach the output layer.
+    def run(self, compute: Callable[[Tensor], tuple[Tensor, ...]], **inputs: Any) -> tuple[tuple[Tensor, ...], Any]:
+        """Call the model, and return what `compute` makes of the hidden states, [texts, length, features], that reach the output layer,
+        and what else the model returns.
 
         It is computed within the forward pass of all wrappers: FSDP has gathered the weight by then, and what DDP and FSDP do with
         gradients is done with these. The logits are those of one token of each text; the first time they are compared with `scores`.
@@ -80,20 +114,21 @@ class Head(NamedTuple):
         )
         try:
             with _uncompiled(self.wrappers):
-                logits = self.wrappers[0](use_cache=False, **inputs).logits
+                output = self.wrappers[0](use_cache=False, **inputs)
         finally:
             for hook in hooks:
                 hook.remove()
         if visit.error is not None:
             raise visit.error
+        logits = output.logits
         if visit.count != 1 or not visit.agrees(logits):
             raise ValueError(
-                f"token_statistics: {type(model).__name__} does not compute its logits in a way that is known here; use "
-                "anymax.log_prob_entropy with its logits"
+                f"{self.who}: {type(model).__name__} does not compute its logits in a way that is known here; use "
+                f"anymax.{_INSTEAD[self.who][1]} with its logits"
             )
         if visit.own is not None:
             _CHECKED.add(model)
-        return tuple(_after(value, logits) for value in visit.found)
+        return tuple(_after(value, logits) for value in visit.found), output
 
 
 class _Visit:
@@ -171,8 +206,16 @@ def _unwrapped(model: Any) -> Iterator[Any]:
         yield from _unwrapped(model._orig_mod)
     elif hasattr(model, "get_base_model"):  # PEFT
         yield from _unwrapped(model.get_base_model())
-    elif hasattr(model, "module") and not hasattr(model, "config"):  # DDP
-        yield from _unwrapped(model.module)
+    elif "module" in getattr(model, "_modules", ()) and getattr(type(model), "get_output_embeddings", None) is None:
+        yield from _unwrapped(model.module)  # DDP, DeepSpeed
+
+
+def _active(layer: Any) -> Any:
+    """The layer that runs; PEFT keeps a copy of one that it trains whole (`modules_to_save`) beside the original."""
+    copies = getattr(layer, "modules_to_save", None)
+    if copies is None:
+        return layer
+    return layer.original_module if layer.disable_adapters else copies[layer.active_adapters[0]]
 
 
 def _uncompiled(models: tuple[Any, ...]) -> Any:

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import linear
-from .._array import is_array, shown
 from .._core.mapping import Mapping
 from .._core.options import check_options
 from ..mappings import Softmax
-from ..transforms import compose, softcap
-from ..transforms import temperature as tempered
 from .head import Head, whole
+from .texts import Texts, by_rows
 
 Tensor = torch.Tensor
 
@@ -90,51 +88,27 @@ def token_statistics(
     """
     who = "token_statistics"
     check_options(who, _OPTIONS, options)
-    if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.is_floating_point():
-        raise ValueError(f"{who}: input_ids must be tokens, integers [texts, length], got {shown(input_ids)}")
-    length = input_ids.shape[1]
+    texts = Texts.read(who, input_ids, attention_mask, inputs)
+    length = texts.length
     if last is None:
         last = max(length - 1, 0)
     if type(last) is not int or not 0 <= last < max(length, 1):
         raise ValueError(f"{who}: last must be a number of tokens from 0 to {max(length - 1, 0)}, got {last!r}")
-    if attention_mask is not None and tuple(attention_mask.shape) != tuple(input_ids.shape):
-        raise ValueError(
-            f"{who}: attention_mask of shape {tuple(attention_mask.shape)}: expected that of input_ids, {tuple(input_ids.shape)}"
-        )
-    inputs = inputs or {}
-    if taken := {"input_ids", "attention_mask", "use_cache", "labels"} & set(inputs):
-        raise TypeError(f"{who}: inputs has {', '.join(sorted(taken))}; give it as an argument, or leave it out")
-    target, there = input_ids[:, length - last :], None
-    if attention_mask is not None:  # a token and the one before it, from which it is predicted
-        real = attention_mask != 0
-        there = real[:, length - last :] & real[:, length - last - 1 : -1]
-    head = Head.of(model)
+    target, there = input_ids[:, length - last :], texts.predicted(last)
+    head = Head.of(who, model)
 
     def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
         return _statistics(head, hidden[:, -last - 1 : -1], target, there, mapping, options)
 
-    return TokenStatistics(*head.run(compute, input_ids=input_ids, attention_mask=attention_mask, **inputs))
+    return TokenStatistics(*texts.run(head, compute)[0])
 
 
 def _statistics(
     head: Head, hidden: Tensor, target: Tensor, there: Tensor | None, mapping: Any, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """log p and entropy of each row, 0 where it is not `there`."""
-    options = dict(options)
-    if head.cap is not None:  # before the caller's temperature
-        steps = [softcap(head.cap)]
-        if (temperature := options.pop("temperature", None)) is not None:
-            if is_array(temperature) and temperature.ndim:
-                raise ValueError(
-                    "token_statistics: this model caps its logits before the temperature, which must be one number then"
-                )
-            steps.append(tempered(temperature))
-        if options.get("transform") is not None:
-            steps.append(options["transform"])
-        options["transform"] = compose(*steps)
-    weight, bias = head.weight, head.bias
-    if head.factor != 1.0:
-        hidden, bias = hidden * head.factor, None if bias is None else bias * head.factor
+    options = head.after_the_cap(options)
+    hidden, weight, bias = head.operands(hidden)
 
     def of(hidden: Tensor, target: Tensor) -> Any:
         return map(whole, linear.linear_log_prob_entropy(hidden, weight, target, mapping, linear_bias=bias, **options))
@@ -142,8 +116,7 @@ def _statistics(
     if there is None or bool(there.all()):
         log_p, h = of(hidden, target)
         return log_p, h
-    arrays = [*options.values(), *(mapping.params().values() if isinstance(mapping, Mapping) else ())]
-    if "support" in options or any(is_array(v) for v in arrays):  # they have an entry for each row
+    if by_rows(mapping, options):
         rows = of(torch.where(there[..., None], hidden, 0.0), target)  # padding may be NaN
         log_p, h = (torch.where(there, value, 0.0) for value in rows)
     else:

@@ -71,7 +71,8 @@ def log_prob(
         (The `log_prob` that `sample` returns is -inf for a row without a class: leave it out of a ratio of the two.)
     support
         The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
-        1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
+        1]]`, as vLLM and `sample(return_support=True)` return them; or a list with a list of ids for each row; or integers [..., k], with
+        -1 where a row has fewer than k. All other classes are masked.
     transform
         What is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
         of `anymax.transforms` work along `axis`.

@@ -64,8 +64,9 @@ def linear_log_prob(
         `Sink` -1 is the sink.
     support
         The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
-        1]]`, as `sample(return_support=True)` gives them. All others are masked. A transform must then change each score by
-        itself, as `softcap` does. Under `jax.jit` the traced function must close over the support, since its sizes must be known.
+        1]]`, as vLLM and `sample(return_support=True)` return them; or a list with a list of ids for each row; or integers [..., k], with
+        -1 where a row has fewer than k. All other classes are masked. A transform must then change each score by itself, as `softcap`
+        does. Under `jax.jit` the sizes must be known: let the traced function close over the support, or give integers [..., k].
     temperature
         Divides the scores, before the transform: a number of at least 0, or one value above 0 for each row, in the shape of
         target.
