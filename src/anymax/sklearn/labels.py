@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .classes import Rows
 
 
+_BLOCK = 1 << 15  # scores whose ranks are computed at a time
 _LAST = 1000  # rows whose predictions `partial_fit` remembers
 
 
@@ -264,7 +265,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self._take_given_level():
             return None
         to_try = self._levels_to_try()
-        parts, found = [], []
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        found = []
         for split in self._splits(X, len(weights)):
             train, test = map(np.sort, split)
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
@@ -272,11 +274,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
             with warnings.catch_warnings():  # only the final fit, on all rows, warns
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 part._fit_labels(only(X, train), labels[train], weights[train])
-            parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
+            z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
+            parts.append((self._ranks(z), labels[test].astype(np.bool_).toarray()))
             found.append(np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T)
-        rows = np.concatenate([test for test, _ in parts])
-        z = np.concatenate([z for _, z in parts])
-        self._choose(z, labels[rows].toarray() > 0, to_try)
+        self._choose(parts, to_try)
         return np.mean(found, axis=0)
 
     def _splits(self, X: Any, n: int) -> Iterable[Any]:
@@ -290,14 +291,24 @@ class MultiLabelMappingClassifier(MappingClassifier):
             )
         return KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
 
-    def _choose(self, z: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
-        """Set `threshold_` or `scale_` from the scores of rows that the model did not see."""
-        name, model = self._tuned(), self._model
-        if name == "scale" and isinstance(model, MapModel):
-            ranks = model.of_labels(lambda z: lasting(model.mapping, z), z)
-        else:
-            ranks = model.p(z)
-        ranks = np.where(model.empty(z), 0.0, ranks)
+    def _ranks(self, z: np.ndarray) -> np.ndarray:
+        """The numbers that a level is compared with, from the scores of rows that the model did not see."""
+        model, step = self._model, max(1, _BLOCK // z.shape[1])
+
+        def ranks(z: np.ndarray) -> np.ndarray:
+            if self.decision_ == "support" and isinstance(model, MapModel):
+                found = model.of_labels(lambda z: lasting(model.mapping, z), z)
+            else:
+                found = model.p(z)
+            return np.where(model.empty(z), 0.0, found)
+
+        return np.concatenate([ranks(z[at : at + step]) for at in range(0, len(z), step)] or [z])
+
+    def _choose(self, parts: list[tuple[np.ndarray, np.ndarray]], to_try: list[float] | None) -> None:
+        """Set `threshold_` or `scale_` from ranks and labels, which are left empty."""
+        name = self._tuned()
+        ranks, truth = (np.concatenate(part) for part in zip(*parts))
+        parts.clear()
         level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
@@ -377,7 +388,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         self.last_ = last
         if not self._take_given_level() and last:
             z, truth = (np.concatenate(part) for part in zip(*last))
-            self._choose(z, truth, self._levels_to_try())
+            self._choose([(self._ranks(z), truth)], self._levels_to_try())
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 

@@ -181,11 +181,11 @@ class SharesLoss:
         self.mapping, self.wide = mapping, self.one.wide
         self.weights = weights
         self.constant = float(_entropies(mapping, shares) @ self.wide)
-        self.shape = shares.shape
+        self.shares = shares
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         if self.mapping.own_loss == "nll":
-            target = np.zeros(self.shape, z.dtype)
+            target = np.zeros(z.shape, z.dtype)
             target[self.rows, self.columns] = self.share
             value = nll(self.mapping, z, target, reduction="none", axis=-1)
             return float(value @ self.wide), _pull_log(self.mapping, z, target * self.weights[:, None])
@@ -199,8 +199,8 @@ class SharesLoss:
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return bends(z)
 
-    def of_rows(self, rows: slice) -> None:
-        return None
+    def of_rows(self, rows: slice) -> SharesLoss:
+        return SharesLoss(self.mapping, self.shares[rows], self.weights[rows])
 
 
 def evenly(labels: Any, none: bool) -> Any:
