@@ -265,20 +265,25 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self._take_given_level():
             return None
         to_try = self._levels_to_try()
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        found = []
-        for split in self._splits(X, len(weights)):
-            train, test = map(np.sort, split)
-            part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
-            part.mapping_, part.none_ = self.mapping_, self.none_
-            with warnings.catch_warnings():  # only the final fit, on all rows, warns
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                part._fit_labels(only(X, train), labels[train], weights[train])
-            z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
-            parts.append((self._ranks(z), labels[test].astype(np.bool_).toarray()))
-            found.append(np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T)
-        self._choose(parts, to_try)
-        return np.mean(found, axis=0)
+        folds = [self._fold(X, labels, weights, *map(np.sort, split)) for split in self._splits(X, len(weights))]
+        near = np.mean([w for _, _, w in folds], axis=0)
+        ranks, truth = (np.concatenate([fold[i] for fold in folds]) for i in range(2))
+        del folds
+        self._choose(ranks, truth, to_try)
+        return near
+
+    def _fold(
+        self, X: Any, labels: Any, weights: np.ndarray, train: np.ndarray, test: np.ndarray
+    ) -> tuple[Any, Any, Any]:
+        """The ranks and labels of the rows that test a model of those that train it, and its W."""
+        part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
+        part.mapping_, part.none_ = self.mapping_, self.none_
+        with warnings.catch_warnings():  # only the final fit, on all rows, warns
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            part._fit_labels(only(X, train), labels[train], weights[train])
+        z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
+        w = np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
+        return self._ranks(z), labels[test].astype(np.bool_).toarray(), w
 
     def _splits(self, X: Any, n: int) -> Iterable[Any]:
         """Pairs of rows that train and rows that test."""
@@ -297,18 +302,17 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
         def ranks(z: np.ndarray) -> np.ndarray:
             if self.decision_ == "support" and isinstance(model, MapModel):
-                found = model.of_labels(lambda z: lasting(model.mapping, z), z)
+                mapping = model.mapping
+                found = model.of_labels(lambda z: lasting(mapping, z), z)
             else:
                 found = model.p(z)
             return np.where(model.empty(z), 0.0, found)
 
         return np.concatenate([ranks(z[at : at + step]) for at in range(0, len(z), step)] or [z])
 
-    def _choose(self, parts: list[tuple[np.ndarray, np.ndarray]], to_try: list[float] | None) -> None:
-        """Set `threshold_` or `scale_` from ranks and labels, which are left empty."""
+    def _choose(self, ranks: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
+        """Set `threshold_` or `scale_`."""
         name = self._tuned()
-        ranks, truth = (np.concatenate(part) for part in zip(*parts))
-        parts.clear()
         level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
@@ -388,7 +392,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         self.last_ = last
         if not self._take_given_level() and last:
             z, truth = (np.concatenate(part) for part in zip(*last))
-            self._choose([(self._ranks(z), truth)], self._levels_to_try())
+            self._choose(self._ranks(z), truth, self._levels_to_try())
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 

@@ -189,12 +189,12 @@ class SharesLoss:
             target[self.rows, self.columns] = self.share
             value = nll(self.mapping, z, target, reduction="none", axis=-1)
             return float(value @ self.wide), _pull_log(self.mapping, z, target * self.weights[:, None])
-        value, residual = self.one.rows(z)
+        mean, residual = self.one(z)
         chosen = np.add.reduceat(z[self.rows, self.columns] * self.share, self.starts)
-        value = value + (z[self.one.each, self.first] - chosen)
+        mean += float((z[self.one.each, self.first] - chosen) @ self.wide) + self.constant
         residual[self.one.each, self.first] += self.weights
         residual[self.rows, self.columns] -= self.part
-        return float(value @ self.wide) + self.constant, residual
+        return mean, residual
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return bends(z)
