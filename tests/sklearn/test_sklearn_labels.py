@@ -164,8 +164,9 @@ def test_the_score_of_every_level(scoring):
     """By running sums, and by scikit-learn at each level."""
     ranks, truth = sets()
     truth[:3] = False
-    cuts, where, order = levels._cuts(ranks, False)
-    found = levels.SCORES[scoring].along(truth, order)[where]
+    known = levels.Cuts(ranks, False)
+    found = levels.SCORES[scoring].along(truth, known.order)[known.possible]
+    cuts = known.levels(np.flatnonzero(known.possible))
     assert len(cuts) == len(np.unique(ranks[ranks > 0])) + 1
     want = [levels.SCORES[scoring].score(truth, (ranks > level).astype(int)) for level in cuts]
     np.testing.assert_allclose(found, want, atol=1e-12)

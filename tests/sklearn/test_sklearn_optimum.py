@@ -169,6 +169,34 @@ def test_gradients_are_finite_differences(name):
         assert np.sum(got * step) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.parametrize("few", [True, False], ids=["few features", "many features"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_blocks_of_rows_add_up(name, few, monkeypatch):
+    """On a line, at the point it leads to, and in the curvatures."""
+    x, loss, k = problems()[name]
+    rng = np.random.default_rng(1)
+    w, line, share = rng.normal(size=(5, k)), rng.normal(size=5 * k), np.full(30, 1 / 30)
+    monkeypatch.setattr("anymax.sklearn.objective._CHEAP", 64 if few else 0)
+
+    def answers():
+        model = Linear(x, loss, 0.1, w, True, 0.3, share)
+        first = model.value, model.gradient()
+        model.aim(line)
+        looks = model.look(0.7), model.look(0.3)
+        model.move(0.3)
+        here = model.value, model.slope().copy(), model.mean.curvature(model.w).copy()
+        model.put(model.w)
+        np.testing.assert_allclose(model.value, here[0], rtol=1e-12)
+        np.testing.assert_allclose(model.slope(), here[1], atol=1e-12)
+        return [*first, *looks, *here]
+
+    whole = answers()
+    monkeypatch.setattr("anymax.sklearn.objective._BLOCK", 0)
+    monkeypatch.setattr("anymax.sklearn.objective._LEAST", 7)
+    for got, want in zip(answers(), whole, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("mapping", [*LOSSES, am.SparseSoftmax(k=2)], ids=str)
 @pytest.mark.parametrize("k", [3, 80])
 @pytest.mark.parametrize("engine", ["native", "reference"])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .classes import Rows
 
 
+_BLOCK = 1 << 15  # scores whose ranks are computed at a time
 _LAST = 1000  # rows whose predictions `partial_fit` remembers
 
 
@@ -264,20 +265,25 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self._take_given_level():
             return None
         to_try = self._levels_to_try()
-        parts, found = [], []
-        for split in self._splits(X, len(weights)):
-            train, test = map(np.sort, split)
-            part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
-            part.mapping_, part.none_ = self.mapping_, self.none_
-            with warnings.catch_warnings():  # only the final fit, on all rows, warns
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                part._fit_labels(only(X, train), labels[train], weights[train])
-            parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
-            found.append(np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T)
-        rows = np.concatenate([test for test, _ in parts])
-        z = np.concatenate([z for _, z in parts])
-        self._choose(z, labels[rows].toarray() > 0, to_try)
-        return np.mean(found, axis=0)
+        folds = [self._fold(X, labels, weights, *map(np.sort, split)) for split in self._splits(X, len(weights))]
+        near = np.mean([w for _, _, w in folds], axis=0)
+        ranks, truth = (np.concatenate([fold[i] for fold in folds]) for i in range(2))
+        del folds
+        self._choose(ranks, truth, to_try)
+        return near
+
+    def _fold(
+        self, X: Any, labels: Any, weights: np.ndarray, train: np.ndarray, test: np.ndarray
+    ) -> tuple[Any, Any, Any]:
+        """The ranks and labels of the rows that test a model of those that train it, and its W."""
+        part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
+        part.mapping_, part.none_ = self.mapping_, self.none_
+        with warnings.catch_warnings():  # only the final fit, on all rows, warns
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            part._fit_labels(only(X, train), labels[train], weights[train])
+        z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
+        w = np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
+        return self._ranks(z), labels[test].astype(np.bool_).toarray(), w
 
     def _splits(self, X: Any, n: int) -> Iterable[Any]:
         """Pairs of rows that train and rows that test."""
@@ -290,14 +296,23 @@ class MultiLabelMappingClassifier(MappingClassifier):
             )
         return KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
 
-    def _choose(self, z: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
-        """Set `threshold_` or `scale_` from the scores of rows that the model did not see."""
-        name, model = self._tuned(), self._model
-        if name == "scale" and isinstance(model, MapModel):
-            ranks = model.of_labels(lambda z: lasting(model.mapping, z), z)
-        else:
-            ranks = model.p(z)
-        ranks = np.where(model.empty(z), 0.0, ranks)
+    def _ranks(self, z: np.ndarray) -> np.ndarray:
+        """The numbers that a level is compared with, from the scores of rows that the model did not see."""
+        model, step = self._model, max(1, _BLOCK // z.shape[1])
+
+        def ranks(z: np.ndarray) -> np.ndarray:
+            if self.decision_ == "support" and isinstance(model, MapModel):
+                mapping = model.mapping
+                found = model.of_labels(lambda z: lasting(mapping, z), z)
+            else:
+                found = model.p(z)
+            return np.where(model.empty(z), 0.0, found)
+
+        return np.concatenate([ranks(z[at : at + step]) for at in range(0, len(z), step)] or [z])
+
+    def _choose(self, ranks: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
+        """Set `threshold_` or `scale_`."""
+        name = self._tuned()
         level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
@@ -377,7 +392,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         self.last_ = last
         if not self._take_given_level() and last:
             z, truth = (np.concatenate(part) for part in zip(*last))
-            self._choose(z, truth, self._levels_to_try())
+            self._choose(self._ranks(z), truth, self._levels_to_try())
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 

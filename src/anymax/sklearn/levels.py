@@ -76,38 +76,48 @@ def best(
     """The level with the best score, and the levels tried. `to_try`: the levels to try, None for all that change a decision."""
     score: Callable[[Any, Any], Any] = scoring if callable(scoring) else SCORES[scoring].score
     if to_try is None:
-        levels, where, order = _cuts(ranks, scales)
+        cuts = Cuts(ranks, scales)
         if not callable(scoring):
-            scores = SCORES[scoring].along(truth, order)[where]
+            scores = SCORES[scoring].along(truth, cuts.order)
+            scores[~cuts.possible] = -np.inf
             top = int(np.argmax(scores))
-            shown = np.unique(np.r_[_spread(len(levels)), top])
-            return float(levels[top]), {"level": levels[shown], "score": scores[shown]}
-        to_try = list(levels[_spread(len(levels))])
+            shown = np.unique(np.r_[cuts.some(), top])
+            return float(cuts.levels(np.array([top]))[0]), {"level": cuts.levels(shown), "score": scores[shown]}
+        to_try = list(cuts.levels(cuts.some()))
     exact = sparse.csr_matrix(truth.astype(np.int64))
     scores = [float(score(exact, sparse.csr_matrix((ranks > level).astype(np.int64)))) for level in to_try]
     return to_try[int(np.argmax(scores))], {"level": np.asarray(to_try), "score": np.asarray(scores)}
 
 
-def _spread(count: int) -> np.ndarray:
-    return np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(int))
+class Cuts:
+    """The levels that change a decision, each known by the number of labels that it chooses."""
 
+    def __init__(self, ranks: np.ndarray, scales: bool) -> None:
+        self.ranks, self.scales = np.asarray(ranks, np.float64).reshape(-1), scales
+        self.order = np.argsort(-self.ranks, kind="stable")  # in which labels are chosen
+        fall = self.ranks[self.order]
+        self.always, self.most = int(np.isposinf(fall).sum()), int((fall > 0).sum())
+        self.possible = np.zeros(len(fall) + 1, np.bool_)  # the numbers of chosen labels
+        self.possible[self.always : self.most] = True
+        self.possible[1:-1] &= fall[:-1] > fall[1:]
+        self.possible[[self.always, self.most]] = True
 
-def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """LogSums between neighbouring ranks, how many labels each level chooses, and the order in which labels are chosen."""
-    flat = ranks.reshape(-1).astype(np.float64)
-    order = np.argsort(-flat, kind="stable")
-    fall = flat[order]
-    always, never = int(np.isposinf(fall).sum()), int((fall <= 0).sum())
-    inner = np.flatnonzero(fall[:-1] > fall[1:]) + 1
-    inner = inner[(inner > always) & (inner < len(fall) - never)]
-    between = np.sqrt(fall[inner - 1] * fall[inner]) if scales else 0.5 * (fall[inner - 1] + fall[inner])
-    between = np.where(between < fall[inner - 1], between, fall[inner])  # where rounding gave the upper neighbour
-    open_ranks = fall[always : len(fall) - never]
-    if not len(open_ranks):  # nothing depends on the level
-        return np.array([1.0 if scales else 0.5]), np.array([always]), order
-    first = 2.0 * open_ranks[0] if scales else min(0.5 * (1.0 + open_ranks[0]), 1.0)
-    levels = np.r_[first, between, 0.5 * open_ranks[-1]]
-    return levels, np.r_[always, inner, len(fall) - never], order
+    def some(self) -> np.ndarray:
+        """Some of the numbers, evenly spread."""
+        counts = np.flatnonzero(self.possible)
+        return counts[np.unique(np.linspace(0, len(counts) - 1, min(len(counts), _MOST)).round().astype(int))]
+
+    def levels(self, counts: np.ndarray) -> np.ndarray:
+        """The levels that choose so many labels: between two ranks, or beyond the first or the last that depends on the level."""
+        if self.always == self.most:
+            return np.full(len(counts), 1.0 if self.scales else 0.5)
+        inner = np.clip(counts, self.always + 1, self.most - 1)
+        high, low = self.ranks[self.order[inner - 1]], self.ranks[self.order[np.minimum(inner, self.most - 1)]]
+        between = np.sqrt(high * low) if self.scales else 0.5 * (high + low)
+        between = np.where(between < high, between, low)  # where rounding gave the upper neighbour
+        first, last = self.ranks[self.order[[self.always, self.most - 1]]]
+        top = 2.0 * first if self.scales else min(0.5 * (1.0 + first), 1.0)
+        return np.where(counts == self.always, top, np.where(counts == self.most, 0.5 * last, between))
 
 
 class _Score(NamedTuple):
@@ -118,11 +128,9 @@ class _Score(NamedTuple):
     along: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _running(truth: np.ndarray, order: np.ndarray, axis: int | None) -> tuple[Any, Any, Any, Any]:
-    """After each chosen label, counts in its group (its column, its row, or all): correct, chosen and true labels; then the group."""
+def _running(truth: np.ndarray, order: np.ndarray, axis: int) -> tuple[Any, Any, Any, Any]:
+    """After each chosen label, counts in its group (its column or its row): correct, chosen and true labels; then the group."""
     right = truth.reshape(-1)[order].astype(np.float64)
-    if axis is None:
-        return np.cumsum(right), np.arange(1.0, len(right) + 1), right.sum(), None
     group = order % truth.shape[1] if axis == 1 else order // truth.shape[1]
     by = np.argsort(group, kind="stable")
     sums, starts = np.cumsum(right[by]), np.searchsorted(group[by], np.arange(truth.shape[axis]))
@@ -133,15 +141,24 @@ def _running(truth: np.ndarray, order: np.ndarray, axis: int | None) -> tuple[An
     return hits, count, truth.sum(axis=1 - axis)[group].astype(np.float64), group
 
 
-def _mean(truth: np.ndarray, order: np.ndarray, axis: int | None, each: Callable[[Any, Any, Any], Any]) -> np.ndarray:
+def _mean(truth: np.ndarray, order: np.ndarray, axis: int, each: Callable[[Any, Any, Any], Any]) -> np.ndarray:
     """The mean over the groups of `each(right, chosen, wanted)`, before the first label and after each."""
     hits, count, wanted, group = _running(truth, order, axis)
     value = each(hits, count, wanted)
-    if group is None or axis is None:
-        return np.r_[0.0, value]
     at_first = float(np.mean(each(0.0, 0.0, truth.sum(axis=1 - axis))))
     before = each(hits - truth.reshape(-1)[order], count - 1, wanted)
     return at_first + np.r_[0.0, np.cumsum(value - before) / (group.max() + 1)]
+
+
+def _micro(truth: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """F1 over all labels, before the first and after each; a few at a time."""
+    right, out, hits = truth.reshape(-1)[order], np.zeros(len(order) + 1), 0
+    wanted = right.sum()
+    for at in range(0, len(order), _CHUNK):
+        after = hits + np.cumsum(right[at : at + _CHUNK])
+        hits = after[-1]
+        out[at + 1 : at + 1 + len(after)] = _f1_of(after, np.arange(at + 1, at + 1 + len(after)), wanted)
+    return out
 
 
 def _f1_of(hits: Any, count: Any, wanted: Any) -> Any:
@@ -173,7 +190,7 @@ def _f1_of_means(truth: Any, found: Any) -> float:
 
 
 SCORES = {
-    "f1_micro": _Score(_f1("micro"), lambda truth, order: _mean(truth, order, None, _f1_of)),
+    "f1_micro": _Score(_f1("micro"), _micro),
     "f1_macro": _Score(_f1("macro"), lambda truth, order: _mean(truth, order, 1, _f1_of)),
     "f1_samples": _Score(_f1("samples"), lambda truth, order: _mean(truth, order, 0, _f1_of)),
     "f1_of_means": _Score(_f1_of_means, _means),

@@ -41,7 +41,11 @@ class IndexLoss:
 
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.mapping, self.target, self.weights = mapping, target, weights
-        self.wide, self.each = weights.astype(np.float64), np.arange(len(target))
+        self.wide = np.asarray(weights, np.float64)
+
+    @property
+    def each(self) -> np.ndarray:
+        return np.arange(len(self.target))
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         found = self.total(z) if z.dtype == np.float64 and 1 < z.shape[1] <= NARROW else None
@@ -177,26 +181,26 @@ class SharesLoss:
         self.mapping, self.wide = mapping, self.one.wide
         self.weights = weights
         self.constant = float(_entropies(mapping, shares) @ self.wide)
-        self.shape = shares.shape
+        self.shares = shares
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         if self.mapping.own_loss == "nll":
-            target = np.zeros(self.shape, z.dtype)
+            target = np.zeros(z.shape, z.dtype)
             target[self.rows, self.columns] = self.share
             value = nll(self.mapping, z, target, reduction="none", axis=-1)
             return float(value @ self.wide), _pull_log(self.mapping, z, target * self.weights[:, None])
-        value, residual = self.one.rows(z)
+        mean, residual = self.one(z)
         chosen = np.add.reduceat(z[self.rows, self.columns] * self.share, self.starts)
-        value = value + (z[self.one.each, self.first] - chosen)
+        mean += float((z[self.one.each, self.first] - chosen) @ self.wide) + self.constant
         residual[self.one.each, self.first] += self.weights
         residual[self.rows, self.columns] -= self.part
-        return float(value @ self.wide) + self.constant, residual
+        return mean, residual
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return bends(z)
 
-    def of_rows(self, rows: slice) -> None:
-        return None
+    def of_rows(self, rows: slice) -> SharesLoss:
+        return SharesLoss(self.mapping, self.shares[rows], self.weights[rows])
 
 
 def evenly(labels: Any, none: bool) -> Any:
@@ -231,7 +235,7 @@ class SigmoidLoss:
 
     def __init__(self, labels: Any, weights: np.ndarray) -> None:
         self.y, self.weights = np.asfortranarray(labels.toarray().astype(weights.dtype)), weights
-        self.wide = weights.astype(np.float64)
+        self.wide = np.asarray(weights, np.float64)
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         far = np.exp(-np.abs(z))  # at most 1; exp and log are many times as fast as logaddexp
@@ -258,7 +262,7 @@ class ZlprLoss:
 
     def __init__(self, labels: Any, weights: np.ndarray) -> None:
         self.y, self.weights = labels.toarray().astype(np.bool_), weights
-        self.wide = weights.astype(np.float64)
+        self.wide = np.asarray(weights, np.float64)
 
     def sides(self, z: np.ndarray) -> list[np.ndarray]:
         return [zero_first(side) for side in (np.where(self.y, -np.inf, z), np.where(self.y, -z, -np.inf))]

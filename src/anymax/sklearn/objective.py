@@ -5,7 +5,7 @@
 c is the curvature at equal scores, the same for all classes (Boehning 1992); later it is that of each class at the current
 point. With many features T is diagonal, and a matrix only if that turns out to be slow.
 
-W and the scores are stored by columns for dense x and by rows for CSR x, so that products with x and x^t are fast.
+With few dense features the products are cheap beside the loss: the scores are computed at each look along a line. Others are kept.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
-from .losses import NARROW, Loss
+from .losses import Loss
 
 _FULL = 512  # up to this many features T is a matrix
 _LATE = 1536  # up to this many T becomes a matrix if two diagonals were not enough
-_BLOCK = 1 << 17  # scores whose loss is computed at a time
+_BLOCK, _LEAST = 1 << 17, 256  # scores whose loss is computed at a time, and the fewest rows
+_CHEAP = 64  # up to this many dense features a product costs no more than the loss
 _ROWS = 16  # this many rows per feature are enough to find T
 
 
@@ -37,106 +38,50 @@ class Linear:
         curvature: float,
         weights: np.ndarray,
     ) -> None:
-        self.x, self.loss, self.l2, self.weights = x, loss, l2, weights
-        self.parts = _parts(loss, x.shape[0], start.shape[1])
-        self.dense = isinstance(x, np.ndarray)
-        self.order: Any = "F" if self.dense else "C"
-        self.d = x.shape[1]
-        self.ones = np.ones(x.shape[0], x.dtype) if intercept else None
+        self.x, self.l2, self.weights = x, l2, weights
+        self.d, self.intercept = x.shape[1], intercept
         self.precondition = first_preconditioner(x, weights, curvature, l2, intercept)
+        cheap = isinstance(x, np.ndarray) and x.shape[1] <= _CHEAP
+        self.mean = (_MeanInBlocks if cheap else _MeanOfScores)(x, loss, start.shape[1], intercept)
         self.put(start)
         self.worst, self.refits = np.inf, 0
 
     def put(self, w: np.ndarray) -> None:
         """Set the point to W."""
-        self.w = np.array(w, order=self.order)
-        self.z = self.times(self.w) if w.any() else np.zeros((self.x.shape[0], w.shape[1]), w.dtype, order=self.order)
-        self.dz = np.empty((0, 0), w.dtype)
-        self.residual = np.empty_like(self.z)
-        self.next = np.empty_like(self.z) if len(self.parts) == 1 else None
+        self.w = np.array(w, order="C")
         self.size = self.product(self.w, self.w)
-        self.value = self.losses(None) + 0.5 * self.l2 * self.size
-
-    def losses(self, step: float | None) -> float:
-        """The mean loss at the point, or at a step on the line; its gradient is written to `residual`."""
-        mean = 0.0
-        for rows, loss in self.parts:
-            value, residual = loss(self.z[rows] if step is None else self.there_of(rows, step))
-            mean += value
-            if len(self.parts) == 1:
-                self.residual = np.asarray(residual, order=self.order)
-            else:
-                self.residual[rows] = residual
-        return mean
-
-    def there_of(self, rows: slice, step: float) -> np.ndarray:
-        """Some rows of the scores at a step on the line; all of them are kept in `next`, which costs less than new memory."""
-        z = np.multiply(self.dz[rows], self.dz.dtype.type(step), out=self.next)
-        z += self.z[rows]
-        return z
-
-    def times(self, w: np.ndarray) -> np.ndarray:
-        """x @ W, with the intercepts."""
-        body = w[: self.d]
-        if w.shape[1] == 1:
-            z = (self.x @ body[:, 0])[:, None]
-        else:
-            z = (body.T @ self.x.T).T if self.dense else self.x @ body
-        if self.ones is not None:
-            z += w[self.d]
-        return z
-
-    def pull(self, r: np.ndarray) -> np.ndarray:
-        """x^t @ R, with the intercepts."""
-        k = r.shape[1]
-        g = np.empty((self.d + (self.ones is not None), k), r.dtype, order=self.order)
-        if k == 1:
-            g[: self.d, 0] = self.x.T @ r[:, 0]
-        elif self.dense:
-            g[: self.d] = (r.T @ self.x).T
-        else:
-            g[: self.d] = self.x.T @ r
-        if self.ones is not None:
-            g[self.d] = self.ones @ r
-        return g
+        self.value = self.mean.put(self.w) + 0.5 * self.l2 * self.size
 
     def product(self, a: np.ndarray, b: np.ndarray) -> float:
         """The inner product without the intercepts."""
-        flat = float(np.dot(_flat(a), _flat(b)))
-        return flat if self.ones is None else flat - float(np.dot(a[self.d], b[self.d]))
+        return float(np.dot(a[: self.d].reshape(-1), b[: self.d].reshape(-1)))
 
     def slope(self) -> np.ndarray:
         """The gradient in W."""
-        g = self.pull(self.residual)
+        g = self.mean.gradient()
         g[: self.d] += self.l2 * self.w[: self.d]
         self.worst = float(max(g.max(), -g.min()))
         return g
 
     def gradient(self) -> np.ndarray:
-        return _flat(np.asarray(self.precondition(self.slope(), True), order=self.order))
+        return np.ascontiguousarray(self.precondition(self.slope(), True)).reshape(-1)
 
     def steepest(self) -> float:
         return self.worst
 
     def aim(self, direction: np.ndarray) -> None:
-        direction = direction.reshape(self.w.shape, order=self.order)
-        self.dw = np.asarray(self.precondition(direction, False), order=self.order)
-        self.dz = self.times(self.dw)
+        self.dw = np.ascontiguousarray(self.precondition(direction.reshape(self.w.shape), False))
+        self.mean.aim(self.w, self.dw)
         self.cross, self.stride = self.product(self.w, self.dw), self.product(self.dw, self.dw)
 
     def look(self, step: float) -> tuple[float, float]:
-        mean = self.losses(step)
-        pull = float(np.dot(_flat(self.residual), _flat(self.dz)))
+        mean, pull = self.mean.look(step)
         size = self.size + step * (2.0 * self.cross + step * self.stride)
         self.there = mean + 0.5 * self.l2 * size, size
         return self.there[0], pull + self.l2 * (self.cross + step * self.stride)
 
     def move(self, step: float) -> None:
-        if self.next is not None:
-            self.z, self.next = self.next, self.z
-        else:
-            for rows, _ in self.parts:
-                self.z[rows] = self.there_of(rows, step)
+        self.mean.move(step)
         self.dw *= self.dw.dtype.type(step)
         self.w += self.dw
         self.value, self.size = self.there
@@ -145,32 +90,122 @@ class Linear:
         if self.w.dtype == np.float32:
             self.put(self.w)  # compute the scores again, without the rounding errors of the updates
         self.refits += 1
-        self.dz = np.empty((0, 0), self.z.dtype)  # the next line has another
-        curvature = np.empty_like(self.z)
-        for rows, loss in self.parts:
-            curvature[rows] = loss.curvature(self.z[rows])
-        if self.refits > 1 and _FULL < self.d + (self.ones is not None) <= _LATE:
-            found = late_preconditioner(self.x, self.weights, curvature, self.l2, self.ones is not None)
+        curvature = self.mean.curvature(self.w)
+        if self.refits > 1 and _FULL < self.d + self.intercept <= _LATE:
+            found = late_preconditioner(self.x, self.weights, curvature, self.l2, self.intercept)
         else:
-            found = second_preconditioner(self.x, self.weights, curvature, self.l2, self.ones is not None)
+            found = second_preconditioner(self.x, self.weights, curvature, self.l2, self.intercept)
         if found is None:
             return False
         self.precondition = found
         return True
 
 
-def _parts(loss: Loss, n: int, k: int) -> list[tuple[slice, Loss]]:
-    """The rows in blocks, and the loss of each; one block where there are many classes, or the loss can't be parted."""
-    step = max(1, _BLOCK // k)
-    if k > NARROW or n < 2 * step or loss.of_rows(slice(0, step)) is None:
+class _MeanInBlocks:
+    """The mean loss of rows with few features, whose scores are computed at each look, in blocks that a cache holds."""
+
+    def __init__(self, x: np.ndarray, loss: Loss, columns: int, intercept: bool) -> None:
+        self.n, self.intercept = len(x), intercept
+        self.parts = [(x[rows], rows, part) for rows, part in _parts(loss, len(x), max(x.shape[1], columns))]
+
+    def at(self, w: np.ndarray) -> tuple[float, np.ndarray]:
+        """The mean and its gradient."""
+        mean, g = 0.0, np.zeros_like(w)
+        for x, _, loss in self.parts:
+            value, residual = loss(_times(x, w, self.intercept))
+            mean += value
+            _pull(x, residual, self.intercept, g)
+        return mean, g
+
+    def put(self, w: np.ndarray) -> float:
+        mean, self.g = self.at(w)
+        return mean
+
+    def gradient(self) -> np.ndarray:
+        return self.g.copy()
+
+    def aim(self, w: np.ndarray, dw: np.ndarray) -> None:
+        self.w, self.dw = w, dw
+
+    def look(self, step: float) -> tuple[float, float]:
+        mean, self.there = self.at(self.w + self.dw * self.dw.dtype.type(step))
+        return mean, float(np.dot(self.there.reshape(-1), self.dw.reshape(-1)))
+
+    def move(self, step: float) -> None:
+        self.g = self.there
+
+    def curvature(self, w: np.ndarray) -> np.ndarray:
+        out = np.empty((self.n, w.shape[1]), w.dtype)
+        for x, rows, loss in self.parts:
+            out[rows] = loss.curvature(_times(x, w, self.intercept))
+        return out
+
+
+class _MeanOfScores:
+    """The mean loss of scores that are kept, for x whose products are expensive: a line costs one, and a look none."""
+
+    def __init__(self, x: Any, loss: Loss, columns: int, intercept: bool) -> None:
+        self.x, self.parts, self.intercept = x, _parts(loss, x.shape[0], columns), intercept
+
+    def put(self, w: np.ndarray) -> float:
+        self.z = _times(self.x, w, self.intercept) if w.any() else np.zeros((self.x.shape[0], w.shape[1]), w.dtype)
+        self.dz, self.residual = np.zeros_like(self.z), np.empty_like(self.z)
+        return self.look(0.0)[0]
+
+    def gradient(self) -> np.ndarray:
+        g = np.zeros((self.x.shape[1] + self.intercept, self.z.shape[1]), self.z.dtype)
+        _pull(self.x, self.residual, self.intercept, g)
+        return g
+
+    def aim(self, w: np.ndarray, dw: np.ndarray) -> None:
+        self.dz = np.empty((0, 0), self.z.dtype)  # the last line's, which the new one need not wait for
+        self.dz = _times(self.x, dw, self.intercept)
+
+    def look(self, step: float) -> tuple[float, float]:
+        mean, pull = 0.0, 0.0
+        for rows, loss in self.parts:
+            z = self.dz[rows] * self.dz.dtype.type(step)
+            z += self.z[rows]
+            value, self.residual[rows] = loss(z)
+            mean += value
+            pull += float(np.vdot(self.residual[rows], self.dz[rows]))
+        return mean, pull
+
+    def move(self, step: float) -> None:
+        self.dz *= self.dz.dtype.type(step)
+        self.z += self.dz
+
+    def curvature(self, w: np.ndarray) -> np.ndarray:
+        self.dz = out = np.empty_like(self.z)  # the next line has another
+        for rows, loss in self.parts:
+            out[rows] = loss.curvature(self.z[rows])
+        return out
+
+
+def _times(x: Any, w: np.ndarray, intercept: bool) -> np.ndarray:
+    """x @ W, with the intercepts."""
+    d = x.shape[1]
+    z = x @ w[:d]
+    if intercept:
+        z += w[d]
+    return z
+
+
+def _pull(x: Any, r: np.ndarray, intercept: bool, g: np.ndarray) -> None:
+    """Add x^t @ R to g, with the intercepts."""
+    d = x.shape[1]
+    g[:d] += x.T @ r
+    if intercept:
+        g[d] += np.ones(len(r), r.dtype) @ r
+
+
+def _parts(loss: Loss, n: int, wide: int) -> list[tuple[slice, Loss]]:
+    """The rows in blocks, and the loss of each, where they have `wide` numbers; one block where the loss can't be parted."""
+    step = max(_LEAST, _BLOCK // wide)
+    if n < 2 * step or loss.of_rows(slice(0, step)) is None:
         return [(slice(0, n), loss)]
     blocks = [slice(i, min(i + step, n)) for i in range(0, n, step)]
     return [(rows, part) for rows in blocks if (part := loss.of_rows(rows)) is not None]
-
-
-def _flat(a: np.ndarray) -> np.ndarray:
-    """The numbers in memory order."""
-    return a.T.reshape(-1) if a.flags.f_contiguous else a.reshape(-1)
 
 
 Preconditioner = Callable[[np.ndarray, bool], np.ndarray]  # `f(v, transposed)`: T v, or T^t v
@@ -185,7 +220,7 @@ def first_preconditioner(x: Any, weights: np.ndarray, curvature: float, l2: floa
         share *= curvature / max(share.sum(), np.finfo(np.float64).tiny)
         full = _whiten(x[::step], share, l2, intercept)
         if full is not None:
-            return lambda v, transposed: (v.T @ (full if transposed else full.T)).T
+            return lambda v, transposed: (full.T if transposed else full) @ v
     return _scaling(x, (curvature * weights)[:, None], l2, intercept)
 
 
@@ -205,12 +240,14 @@ def second_preconditioner(
     picked_mass = float(mass[pick].sum())
     factor = float(mass.sum()) / picked_mass if picked_mass > 0 else 1.0
     rows, parts = x[pick], (factor * curvature[pick]).astype(np.float64)
-    all_full = [_whiten(rows, parts[:, j], l2, intercept) for j in range(k)]
-    if any(full is None for full in all_full):
-        return None
-    stack = np.stack(all_full)  # type: ignore[arg-type]
-    transposes = np.ascontiguousarray(stack.transpose(0, 2, 1))
-    return lambda v, transposed: np.matmul(transposes if transposed else stack, v.T[:, :, None])[:, :, 0].T
+    stack = np.empty((k, d, d), x.dtype)
+    for j in range(k):
+        full = _whiten(rows, parts[:, j], l2, intercept)
+        if full is None:
+            return None
+        stack[j] = full
+    flipped = stack.transpose(0, 2, 1)
+    return lambda v, transposed: np.matmul(flipped if transposed else stack, v.T[:, :, None])[:, :, 0].T
 
 
 def late_preconditioner(
@@ -221,7 +258,7 @@ def late_preconditioner(
     share = (weights * curvature.mean(axis=1))[::step].astype(np.float64)
     share *= float(weights.sum() / weights[::step].sum())
     full = _whiten(x[::step], share, l2, intercept)
-    return None if full is None else lambda v, transposed: (v.T @ (full if transposed else full.T)).T
+    return None if full is None else lambda v, transposed: (full.T if transposed else full) @ v
 
 
 def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Preconditioner:
@@ -234,7 +271,7 @@ def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Preco
         scale[d] = curvature.sum(axis=0)
     low = 1e-12 * scale.max(axis=0)
     scale = np.where(scale > low, scale, np.where(low > 0, low, 1.0)) ** -0.5
-    scale = np.asarray(scale, x.dtype, order="F" if isinstance(x, np.ndarray) else "C")
+    scale = scale.astype(x.dtype)
     return lambda v, transposed: scale * v
 
 
