@@ -59,7 +59,7 @@ def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
                 return verb(*args, **options)
             who, arguments = verb.__name__, inspect.signature(verb).bind(*args, **options).arguments
             x, weight, mapping = arguments.pop("x"), arguments.pop("linear_weight"), arguments.pop("mapping", "softmax")
-            rows = {name: arguments.pop(name) for name in of_rows}
+            rows = {name: arguments.pop(name) for name in of_rows if name in arguments}
             layers = providers.layers_over_devices()
             return layers.layer(who, verb, x, weight, rows, as_mapping(mapping, who), arguments)
 

@@ -72,8 +72,10 @@ def _kl(log_p: Tensor, log_q: Tensor, wants: Any) -> tuple[Tensor, Tensor | None
     by_q = None
     if wants[1]:
         by_q = log_q.exp_()
-        by_q = by_q.mul_(p.sum(-1, keepdim=True)) if lost is not None else by_q
-        by_q.sub_(p)
+        if lost is None:
+            by_q.sub_(p)
+        else:  # p may have no classes, and a class that q masks has no gradient
+            by_q.mul_(p.sum(-1, keepdim=True)).sub_(p).masked_fill_(lost, 0.0)
     by_p = d.sub_(value[..., None]).mul_(p) if wants[0] else None
     return value if lost is None else torch.where(lost.any(-1), math.inf, value), by_p, by_q
 

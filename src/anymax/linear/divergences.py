@@ -119,6 +119,8 @@ def linear_kl(
     array([0.0081])
     """
     who = "linear_kl"
+    if isinstance(x_ref, (str, Mapping)):
+        raise TypeError(f"{who}: expected the features x_ref of the reference, got {x_ref!r}; the mapping comes after linear_weight_ref")
     arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
     of_reference = arguments._replace(
         who=f"{who}, of the reference", x=x_ref, linear_weight=linear_weight_ref, linear_bias=linear_bias_ref

@@ -247,10 +247,11 @@ class Job:
 
     layer: Layer
     per_row: PerRow
-    target: Array | None = None  # [rows], class indices with -1 for none, or [rows, classes]
+    # [rows], class indices with -1 for none, or [rows, classes]; with a reference 0, and -1 in a row that does not count
+    target: Array | None = None
     class_weight: Array | None = None  # [classes]
     chunk: int | None = None  # as the caller says
-    reference: Layer | None = None  # whose scores `per_row` takes in place of the target; it has the map of `layer`
+    reference: Layer | None = None  # its scores are what `per_row` takes as the target; it has the map of `layer`
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -276,8 +277,11 @@ class Job:
 
     def result(self) -> Any:
         """All rows at once, from all of their scores."""
-        target = self.target if self.reference is None else self.reference.scores()
-        return self.per_row(self.layer.mapping, self.layer.scores(), target, self.class_weight)
+        mapping, s = self.layer.mapping, self.layer.scores()
+        if self.reference is None:
+            return self.per_row(mapping, s, self.target, self.class_weight)
+        value = self.per_row(mapping, s, self.reference.scores(), self.class_weight)
+        return value if self.target is None else safe(value, self.target >= 0, 0.0, namespace(s))
 
 
 def loss_of(mapping: Mapping) -> LossKind:
