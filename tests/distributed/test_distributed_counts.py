@@ -176,6 +176,7 @@ LAYER_VERBS = {
     "log_prob_entropy": lambda here, m, x, w: here.call("linear_log_prob_entropy", x, w, TARGET, m),
     "kl": lambda here, m, x, w: here.call("linear_topk_kl", x, w, TEACHER, TEACHER_LOG_P, m, tail="one class"),
 }
+# two layers: those of both, and one for the sum
 
 
 @pytest.mark.whole(lambda name: name not in ("softmax", "entmax15"))

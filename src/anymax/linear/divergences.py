@@ -158,7 +158,7 @@ class Pair(NamedTuple):
         layer, xp = self.layer, namespace(self.layer.x)
         with quiet(layer.x):
             there = self._there(xp)
-            index = counts(xp.where(there, 0, -1), xp)
+            index = counts(xp.astype(there, xp.int32), xp) - 1
             job = Job(layer, per_row, index, chunk=self.chunk, reference=self.reference)
             return reduced(LossJob(job, ~there, self._counted(there, xp)), options)
 
