@@ -521,7 +521,7 @@ WITH_TAU = ("softmax", "entmax15", "sparsemax", "normmax", "topk", "topp", "budg
 KL_OF = ("softmax", "sigsoftmax", "entmax15", "taylor", "entmax by row")
 WARMTH, CAP = ((numbers(5, 2, 3).abs() + 0.5, None),), ((exact(1.5), None),)
 REFERENCE = ((numbers(6, 2, 3, 4), None), (numbers(7, N, 4), 0), (numbers(8, N), -1))
-PAIRED = (*KL_OF, "sparsemax", "topk", "budget", "softpick")
+PAIRED = (*KL_OF, "sparsemax", "topk", "softpick")
 PADDED = torch.arange(N) < N - 1
 LAYER_VERBS = {
     "loss": LayerVerb(layer_loss(), (*TRAINED, "topk")),
@@ -543,7 +543,8 @@ LAYER_VERBS = {
     **{
         f"two layers, {beta}": LayerVerb(of_two(beta=beta, mask=KEEP), PAIRED, (*REFERENCE, *WARMTH)) for beta in (0.0, 0.3, 1.0)
     },
-    "two layers with a sink": LayerVerb(of_two(beta=0.3), sinks("softmax", "entmax15"), REFERENCE),
+    "two layers, all classes": LayerVerb(of_two(beta=0.3), ("budget", "softmax"), (*REFERENCE, *WARMTH)),
+    "two layers with a sink": LayerVerb(of_two(beta=0.3), ("sink of softmax", "sink of entmax15"), REFERENCE),
     "two layers, a mean": LayerVerb(of_two(beta=0.5, where=TARGET > 0, reduction="mean"), ("softmax", "entmax15"), REFERENCE),
     "two layers, support": LayerVerb(of_two(beta=0.5, support=SUPPORT, transform=softcap(3.0)), ("softmax", "entmax15"), REFERENCE),
     "cap, log_prob_entropy": LayerVerb(capped("linear_log_prob_entropy", TARGET, mask=PADDED), ("softmax", "entmax15"), CAP),

@@ -176,7 +176,6 @@ LAYER_VERBS = {
     "log_prob_entropy": lambda here, m, x, w: here.call("linear_log_prob_entropy", x, w, TARGET, m),
     "kl": lambda here, m, x, w: here.call("linear_topk_kl", x, w, TEACHER, TEACHER_LOG_P, m, tail="one class"),
 }
-# two layers: those of both, and one for the sum
 
 
 @pytest.mark.whole(lambda name: name not in ("softmax", "entmax15"))
@@ -193,6 +192,14 @@ def test_an_output_layer(name, chunk, groups, verb):
     again = groups * values if groups > 1 else 0
     got = sent(lambda here, x, w: LAYER_VERBS[verb](here, MAPS[name].make(), x, w), leaves, Cut((20, 17), chunk=chunk))
     assert got == (1 + groups * values, groups * gradients + again + 1)
+
+
+@pytest.mark.parametrize(("name", "values", "gradients"), [("softmax", 3, 2), ("entmax15", 5, 2)])
+def test_two_layers(name, values, gradients):
+    """One at first, in which the processes compare their calls; then those of both layers, and one that adds up the divergence. Backward
+    each layer has one, and one that adds up the gradient of its features."""
+    f = lambda here, x, w: here.call("linear_kl", x, w, 0.5 * x, w, MAPS[name].make(), beta=0.5)  # noqa: E731
+    assert sent(f, OPERANDS[:2], TWO) == (1 + values, gradients + 2)
 
 
 def test_a_support():

@@ -350,7 +350,7 @@ def test_the_gradient_of_rows_that_do_not_count(reduction):
     assert all(not g.any() for g in torch.autograd.grad(value, free))
 
 
-@pytest.mark.whole(lambda where: where)
+@pytest.mark.whole
 @pytest.mark.parametrize("where", [False, True])
 def test_jax(where):
     """Under jit, some rows at a time, with gradients of both sides."""
@@ -372,7 +372,7 @@ def test_jax(where):
 # -- under torch.compile, in half precision ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole(lambda name, beta: (name, beta) != ("softmax", 0.3))
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("name", ["softmax", "entmax08"])
