@@ -28,7 +28,8 @@ def pair(seed=0, small=1.0):
     """x, weight and bias of a student and of a reference with fewer features."""
     x, weight, bias, *_ = operands(seed)
     rng = np.random.default_rng(seed + 50)
-    return x, small * weight, small * bias, rng.normal(size=(ROWS, 4)), small * rng.normal(size=(CLASSES, 4)), small * rng.normal(size=CLASSES)
+    of_reference = rng.normal(size=(ROWS, 4)), small * rng.normal(size=(CLASSES, 4)), small * rng.normal(size=CLASSES)
+    return x, small * weight, small * bias, *of_reference
 
 
 def written(p, q, beta):
@@ -77,12 +78,15 @@ def test_it_is_that_of_all_scores(kind, name):
     mapping = MAPS[name]
     for beta, temperature in itertools.product(BETAS, (None, 0.7, WARM)):
         t = 1.0 if temperature is None else np.reshape(temperature, (-1, 1))
-        p, q = (
-            A.apply(mapping, s / t, mask=keep) for s in (x @ weight.T + bias, y @ weight_ref.T + bias_ref)
-        )
+        p, q = (A.apply(mapping, s / t, mask=keep) for s in (x @ weight.T + bias, y @ weight_ref.T + bias_ref))
         T = KINDS[kind](temperature) if isinstance(temperature, np.ndarray) else temperature
         got = ours(
-            *made(kind, x, weight, bias, y, weight_ref, bias_ref), mapping, beta=beta, temperature=T, mask=made(kind, keep)[0], chunk=16
+            *made(kind, x, weight, bias, y, weight_ref, bias_ref),
+            mapping,
+            beta=beta,
+            temperature=T,
+            mask=made(kind, keep)[0],
+            chunk=16,
         )
         want = written(p, q, beta)
         assert np.array_equal(back(got) == INF, want == INF)
@@ -302,7 +306,7 @@ def test_a_frozen_side_costs_no_product():
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_no_more_scores_at_a_time_than_the_chunk_says(reduction, monkeypatch):
-    torch, free = torch_pair(11)
+    _, free = torch_pair(11)
     from anymax.linear import torch_groups
 
     rows, scores = [], torch_groups._scores
@@ -326,7 +330,9 @@ def test_what_learns_beside_the_operands():
             close(a, b, 1e-8)
         by_row = torch.linspace(0.7, 0.9, ROWS, dtype=torch.float64)[:, None].requires_grad_()
         for reduction in ("sum", "none"):
-            got = ours(*free, A.Entmax(by_row), beta=beta, reduction=reduction, chunk=16 if reduction == "none" else None).sum()
+            got = ours(
+                *free, A.Entmax(by_row), beta=beta, reduction=reduction, chunk=16 if reduction == "none" else None
+            ).sum()
             want = plain(*free, A.Entmax(by_row), beta).sum()
             for a, b in zip(*(torch.autograd.grad(v, [*free, by_row]) for v in (got, want))):
                 close(a, b, 1e-8)
@@ -404,7 +410,9 @@ def test_torch_compile(name, beta):
     close(of_support(*free).detach(), ours(*free, MAPS[name], beta=beta).detach(), 1e-10)
 
 
-@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "bfloat16"), ("bfloat16", "float32")]
+)
 def test_half_precision(dtypes):
     """Scores are fp32, and gradients are rounded once; student and teacher may differ."""
     torch, free = torch_pair(16)
@@ -482,7 +490,7 @@ X, WEIGHT, BIAS, Y, REF, _ = pair()
 GIVEN = (X, WEIGHT, Y, REF)
 WRONG = {
     "classes": (
-        lambda: A.linear_kl(X, WEIGHT, Y, REF[:50]), ValueError, "linear_weight has 60 classes and linear_weight_ref 50: .*give its first rows",
+        lambda: A.linear_kl(X, WEIGHT, Y, REF[:50]), ValueError, "linear_weight has 60 classes and linear_weight_ref 50: .* its first rows",
     ),
     "rows": (lambda: A.linear_kl(X, WEIGHT, Y[:5], REF), ValueError, r"x has rows of shape \(7,\) and x_ref \(5,\)"),
     "features": (
@@ -507,7 +515,9 @@ WRONG = {
     "a mask with a support": (
         lambda: A.linear_kl(*GIVEN, support=(np.arange(7), np.arange(8)), mask=np.ones(60, bool)), ValueError, "a mask has no meaning",
     ),
-    "a sink and a temperature": (lambda: A.linear_kl(*GIVEN, A.Sink(), temperature=2.0), ValueError, "temperature can't be given with a sink"),
+    "a sink and a temperature": (
+        lambda: A.linear_kl(*GIVEN, A.Sink(), temperature=2.0), ValueError, "temperature can't be given with a sink",
+    ),
 }  # fmt: skip
 
 

@@ -216,7 +216,6 @@ class GivenClasses(Columns):
 def divergence_of_calls(call: ShardedCall, other: ShardedCall, beta: float) -> Array:
     """The divergence between two calls over the same rows and classes, [...], that of `divergence_rows`."""
 
-
     def finish(s: Solution, _: None) -> Array:
         of_other = lambda: solve(other, lambda t, _: _divergence(s, t, beta))  # noqa: E731
         return fail_together(other.agreement, of_other)

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, known, quiet, stop_gradient, total, upcast
+from .._array import Array, Namespace, as_dtype, quiet, total, upcast
 from .._core.mapping import Mapping
 from ..autodiff import bridge
 from ..functional.draws import log_p_of_draw
 from ..mappings import Softmax
 from .teacher import check_direction
-from .terms import divergences, kl_of_sums, kl_sums
+from .terms import kl_of_sums, kl_sums
 
 _SOFTMAX = Softmax()
 
@@ -33,7 +33,7 @@ def read_beta(who: str, direction: Any, beta: Any) -> float:
 def divergence_rows(mapping: Mapping, s: Array, t: Array, beta: float, xp: Namespace) -> Array:
     """`beta KL(T || M) + (1 - beta) KL(S || M)` with `M = (1 - beta) S + beta T`; KL(T || S) for beta 0, KL(S || T) for 1.
 
-    s, t: the scores of student and teacher, [..., classes]. The result, without that axis, is in the dtype of s, or fp32 for half precision.
+    s, t: the scores of student and teacher, [..., classes]. The result, without that axis, is in the dtype of s; fp32 for half precision.
     """
     s = upcast(s, xp)
     t = as_dtype(upcast(t, xp), s.dtype, xp)

@@ -32,8 +32,9 @@ def divergence(s: Tensor, t: Tensor, beta: float) -> Tensor:
 
 
 def _forward(beta: float, operands: Any, wants: Any) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    value, *slopes = _of(beta, *operands, wants)
-    return value, (slopes[0], slopes[1])
+    s, t = operands
+    value, by_s, by_t = _of(beta, s, t, wants)
+    return value, (by_s, by_t)
 
 
 def _backward(beta: float, operands: Any, kept: Any, grads: Any, wants: Any) -> tuple[Tensor | None, ...]:
@@ -41,7 +42,8 @@ def _backward(beta: float, operands: Any, kept: Any, grads: Any, wants: Any) -> 
 
 
 def _plain(beta: float, operands: Any, kept: Any) -> Tensor:
-    return plain(*operands, beta)
+    s, t = operands
+    return plain(s, t, beta)
 
 
 _divergence = operation("SoftmaxDivergence", _forward, _backward, _plain)
@@ -49,13 +51,19 @@ _divergence = operation("SoftmaxDivergence", _forward, _backward, _plain)
 
 def _of(beta: float, s: Tensor, t: Tensor, wants: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(the divergence, its gradients in s and t where they are wanted)."""
-    log_s, log_t = (kernels.choose("log_forward", _SOFTMAX, a).log_forward(_SOFTMAX, a.detach()) for a in (s, t))
+    log_s, log_t = _log_softmax(s.detach()), _log_softmax(t.detach())
     if 0.0 < beta < 1.0:
         return _mixed(beta, log_s, log_t, wants)
     if beta:
         return _kl(log_s, log_t, wants)
     value, by_t, by_s = _kl(log_t, log_s, (wants[1], wants[0]))
     return value, by_s, by_t
+
+
+def _log_softmax(s: Tensor) -> Tensor:
+    log_p = kernels.choose("log_forward", _SOFTMAX, s).log_forward(_SOFTMAX, s)
+    assert log_p is not None
+    return log_p
 
 
 def _kl(log_p: Tensor, log_q: Tensor, wants: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:

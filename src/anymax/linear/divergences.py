@@ -1,4 +1,4 @@
-"""The divergence between the distributions of two output layers, a student's and a reference's, whose scores are computed a part at a time."""
+"""The divergence between two output layers, a student's and that of a reference, whose scores are computed a part at a time."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def linear_kl(
     """
     who = "linear_kl"
     if isinstance(x_ref, (str, Mapping)):
-        raise TypeError(f"{who}: expected the features x_ref of the reference, got {x_ref!r}; the mapping comes after linear_weight_ref")
+        raise TypeError(
+            f"{who}: expected the features x_ref of the reference, got {x_ref!r}; the mapping comes after linear_weight_ref"
+        )
     arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
     of_reference = arguments._replace(
         who=f"{who}, of the reference", x=x_ref, linear_weight=linear_weight_ref, linear_bias=linear_bias_ref
@@ -193,13 +195,13 @@ def check_pair(who: str, layer: Layer, reference: Layer) -> None:
     """Refuse layers whose rows or classes are not the same."""
     if reference.lead != layer.lead:
         raise ValueError(
-            f"{who}: x has rows of shape {layer.lead} and x_ref {reference.lead} (features last): give the features of both for the same rows"
+            f"{who}: x has rows of shape {layer.lead} and x_ref {reference.lead}, without the features: give both for the same rows"
         )
     if reference.classes != layer.classes:
         n, m = layer.seen_classes, reference.seen_classes
         raise ValueError(
-            f"{who}: linear_weight has {n} classes and linear_weight_ref {m}: both layers must have the same classes, in the same order; if "
-            "one vocabulary is longer by padding, give its first rows, as in linear_weight_ref[:n]"
+            f"{who}: linear_weight has {n} classes and linear_weight_ref {m}: both layers must have the same classes, in the same order; "
+            "if one vocabulary is longer by padding, give its first rows, as in linear_weight_ref[:n]"
         )
 
 

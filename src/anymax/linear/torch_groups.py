@@ -1,7 +1,7 @@
 """PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient, or with it in the forward pass.
 
-A job with a reference has two layers, and a group the scores of both. `_operands` lists what a result depends on. The backward pass takes them from the graph, so that a change in between is an error. Tensors
-that a user's function reads are not seen.
+A job with a reference has two layers, and a group has the scores of both. `_operands` lists what a result depends on. The backward pass
+takes them from the graph, so that a change in between is an error. Tensors that a user's function reads are not seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from .torch_products import add_to_classes, added_to_rows, entries_of
 
 Tensor = torch.Tensor
 
-_Gradient = list[Tensor | None]  # by x, weight and bias, those of the reference if there is one, and the tensors of the map
+_Gradient = list[
+    Tensor | None
+]  # by x, weight and bias, those of the reference if there is one, and the tensors of the map
 _LAYER = 3  # how many of these belong to a layer
 
 
@@ -214,7 +216,7 @@ def _scores(layer: Layer) -> Tensor:
 
 
 def _pieces(job: Job, scores: list[Tensor]) -> Iterator[tuple[slice, Job, list[Tensor]]]:
-    """The pieces of some rows: where they are, their part of the job, and of the scores of its layers, in which masked classes become -inf."""
+    """The pieces of some rows: where they are, their part of the job, and of the scores of its layers, in which masked classes are -inf."""
     for where, piece in job.parts(max(1, torch_blocks.sizes_of(scores[0]).piece // job.layer.classes)):
         parts = [s[where] for s in scores]
         for s, layer in zip(parts, piece.layers):
@@ -269,9 +271,7 @@ def runs_eagerly(layer: Layer, *others: Any, reference: Layer | None = None) -> 
     """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
     if torch.compiler.is_compiling() or not untraced():
         return False
-    of_reference = (
-        () if reference is None else (reference.x, reference.weight, reference.bias, reference.keep)
-    )
+    of_reference = () if reference is None else (reference.x, reference.weight, reference.bias, reference.keep)
     for a in (layer.x, layer.weight, layer.bias, layer.keep, *of_reference, *others):
         if a is not None and (type(a) not in KINDS or a.layout is not torch.strided or a.is_meta):
             return False

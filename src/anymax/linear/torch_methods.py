@@ -86,13 +86,17 @@ def rows_ahead(job: Job) -> int | None:
     """
     layer = job.layer
     rows = layer.rows
-    if job.chunk is not None or not rows or not runs_eagerly(
-        layer, job.target, job.class_weight, reference=job.reference
+    if (
+        job.chunk is not None
+        or not rows
+        or not runs_eagerly(layer, job.target, job.class_weight, reference=job.reference)
     ):
         return None
     if not job.recorded() or transforms_learn(job):
         return None
-    if any(each.weight.dtype is torch.float16 for each in job.layers):  # too narrow for a gradient before the caller's factor
+    if any(
+        each.weight.dtype is torch.float16 for each in job.layers
+    ):  # too narrow for a gradient before the caller's factor
         return None
     # rows of scores in as much memory as the weight, or in a share of it, unless that is little
     widths, n, sizes = [each.x.shape[1] for each in job.layers], layer.classes, sizes_of(layer.x)
