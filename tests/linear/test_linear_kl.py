@@ -197,7 +197,7 @@ def test_sparse_maps_are_infinitely_far_where_a_support_lacks_a_class(kind):
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["softmax", "sparsemax"])
 def test_the_gradient_of_an_infinite_divergence_is_finite(name, beta):
-    """In the second's scores it is q - p, as that of `likelihood.kl`."""
+    """It is that of `likelihood.kl`: in the scores of the second that of its classes, and mass times q - p of those that it lacks."""
     torch, free = torch_pair(5)
     x, weight, bias, y, weight_ref, bias_ref = free
     with torch.no_grad():
@@ -209,8 +209,15 @@ def test_the_gradient_of_an_infinite_divergence_is_finite(name, beta):
         assert (value == INF).all()
     inner = (x, weight, y, weight_ref)
     got = torch.autograd.grad(value.sum(), inner)
-    want = torch.autograd.grad(A.likelihood.kl(MAPS[name], first, MAPS[name], second).sum(), inner)
-    for a, b in zip(got, want):
+    want = torch.autograd.grad(A.likelihood.kl(MAPS[name], first, MAPS[name], second).sum(), inner, retain_graph=True)
+    p, q = A.apply(MAPS[name], first).detach(), A.apply(MAPS[name], second)
+    has = q > 0
+    scores = torch.where(second == -INF, 0.0, second)
+    lost = torch.where(has, 0.0, p)
+    pull = (lost.sum(-1, keepdim=True) * q.detach() * scores).sum() - (lost * scores).sum()
+    written = pull - (torch.where(has, p, 0.0) * torch.where(has, q, 1.0).log()).sum()
+    of_second = slice(2, 4) if beta else slice(0, 2)
+    for a, b in (*zip(got, want), *zip(got[of_second], torch.autograd.grad(written, inner[of_second]))):
         assert torch.isfinite(a).all()
         close(a, b, 1e-9)
 
@@ -290,17 +297,21 @@ def test_finite_differences(beta):
         assert torch.autograd.gradgradcheck(f, free, atol=1e-5, fast_mode=True)
 
 
-def test_a_frozen_side_costs_no_product():
+@pytest.mark.parametrize("beta", BETAS)
+def test_a_frozen_side_costs_no_product(beta):
     """Two products give the scores; each side that learns takes two more."""
     torch, free = torch_pair(10)
+    want = torch.autograd.grad(plain(*free, beta=beta).mean(), free)
     for learns, most in ((free, 6), (free[:3], 4), (free[3:], 4), (free[:1], 3), (free[1:2], 3), (free[2:3], 2)):
         for a in free:
             a.requires_grad_(any(a is b for b in learns))
         with torch.autograd.profiler.profile() as record:
-            ours(*free, beta=0.5, reduction="mean").backward()
+            ours(*free, beta=beta, reduction="mean").backward()
         assert sum(e.count for e in record.key_averages() if e.key == "aten::mm") == most
-        for a in free:
+        for a, of in zip(free, want):
             assert (a.grad is not None) == a.requires_grad
+            if a.requires_grad:
+                close(a.grad, of, 1e-10)
             a.grad = None
 
 
@@ -349,9 +360,14 @@ def test_the_gradient_of_rows_that_do_not_count(reduction):
     want = plain(*used, beta=0.5)
     want = want.sum() if reduction == "none" else want.mean()
     close(value.detach(), want.detach(), 1e-12)
-    for a, b in zip(torch.autograd.grad(value, free), torch.autograd.grad(want, free)):
+    for a, b in zip(torch.autograd.grad(value, free), torch.autograd.grad(want, free, retain_graph=True)):
         assert torch.isfinite(a).all()
         close(a, b, 1e-10)
+    # where rows are not dropped, as by functional transforms, nothing of them may reach the weight
+    of_weight = torch.func.grad(
+        lambda w: ours(free[0], w, *free[2:], beta=0.5, where=counts, reduction=reduction).sum()
+    )
+    close(of_weight(free[1].detach()).detach(), torch.autograd.grad(want, free[1], retain_graph=True)[0], 1e-10)
     value = ours(*free, beta=0.5, where=counts & False, reduction=reduction).sum()
     assert all(not g.any() for g in torch.autograd.grad(value, free))
 
