@@ -101,8 +101,8 @@ GRID = {
         {"rows": "log_prob_entropy", "layer": "linear_log_prob_entropy", "shards": "log_prob_entropy"}, arguments=("likely",)
     ),
     "topk_kl": Row({"rows": "topk_kl", "layer": "linear_topk_kl"}, "temperature", 0.7, ("ids", "teacher")),
-    "linear_kl, dense": Row(KL, value=0.8, arguments=("reference", "identity")),
-    "linear_kl, reverse": Row(KL, value=0.8, arguments=("reference", "identity"), options={"beta": 1.0}),
+    "linear_kl, dense": Row(KL, value=1.05, arguments=("reference", "identity")),
+    "linear_kl, reverse": Row(KL, value=1.05, arguments=("reference", "identity"), options={"beta": 1.0}),
     "linear_kl, sparse": Row(KL, arguments=("reference", "identity"), options={"beta": 0.3}),
     "sample": Row(_everywhere("sample"), value=1.5, options={"generator": 0}, smooth=False, scores="apart"),
 }  # fmt: skip
