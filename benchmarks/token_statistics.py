@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from .output_layers import memory, step
 
 VERL, TRL, SCORES = "verl's head in chunks", "TRL's functions in chunks", "all scores"
 TWO = "two F.cross_entropy"
+PRODUCTS = "its four matrix products alone"
 ENTMAX = "all scores and the package entmax"
 ROWS, FEATURES, VOCABULARY, CHUNK = 512, 1024, 151_936, 256
 KEPT, TEACHER = 50, 64
@@ -147,6 +149,44 @@ def teacher(case: Case) -> Workload:
     return Workload({name: functools.partial(step, call, x, weight) for name, call in calls.items()}, check)
 
 
+def two_heads(case: Case) -> Workload:
+    """A frozen teacher's head beside that of the student. The note says beta."""
+    import torch
+    from torch.nn import functional
+
+    rows, classes = case.shape
+    x, weight, _, _ = operands(rows, FEATURES, classes, case.dtype)
+    beta = float(case.note.split()[-1])
+    with torch.no_grad():
+        of_teacher = x[torch.randperm(rows)], weight[torch.randperm(classes)]
+
+    def all_scores() -> Any:
+        s, t = ((a @ w.T).log_softmax(1) for a, w in ((x, weight), of_teacher))
+        kl = lambda p, q: functional.kl_div(q, p, reduction="none", log_target=True).sum(1).mean()  # noqa: E731
+        if beta in (0.0, 1.0):
+            return kl(s, t) if beta else kl(t, s)
+        m = torch.logaddexp(s + math.log(1 - beta), t + math.log(beta))
+        return beta * kl(t, m) + (1 - beta) * kl(s, m)
+
+    def ours() -> Any:
+        return anymax.linear_kl(x, weight, *of_teacher, beta=beta, reduction="mean")
+
+    def products() -> Any:
+        with torch.no_grad():
+            s, _ = x @ weight.T, of_teacher[0] @ of_teacher[1].T
+            return s @ weight, s.T @ x
+
+    def check() -> str | None:
+        got, want = step(ours, x, weight), step(all_scores, x, weight)
+        size = max(float(b.abs().max()) for b in want)
+        wrong = differs(ours(), all_scores(), case.dtype)
+        return wrong or next((w for a, b in zip(got, want) if (w := differs(a / size, b / size, case.dtype))), None)
+
+    calls = {OURS: ours, SCORES: all_scores}
+    contenders = {name: functools.partial(step, call, x, weight) for name, call in calls.items()}
+    return Workload({**contenders, PRODUCTS: products}, check)
+
+
 def pairs(case: Case) -> Workload:
     import torch
     from torch.nn import functional
@@ -226,6 +266,11 @@ def token_cases() -> Iterator[Case]:
         yield Case(
             group, "softmax", size, teacher, (Bar(SCORES, at_most=0.3),), dtype=dtype, note=f"KL from the top {TEACHER}",
             needs=("torch", "verl"), full=dtype != "float32",
+        )  # fmt: skip
+    for beta in (0.0, 0.5, 1.0):
+        yield Case(
+            group, "softmax", (ROWS, 32_000), two_heads, (Bar(SCORES, at_most=0.95), Bar(PRODUCTS, at_most=1.1)),
+            note=f"two heads, beta {beta}",
         )  # fmt: skip
     yield Case(group, "softmax", (8192, 512), pairs, (Bar(TWO, at_most=0.6),), note="pairs, both directions")
     yield Case(

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from ._attention.packed import attention_varlen
     from .contract import check_mapping
     from .functional.ordering import soft_permutation, soft_rank, soft_sort
-    from .linear import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
+    from .linear import linear_kl, linear_log_prob, linear_log_prob_entropy, linear_loss, linear_topk_kl
     from .linear.contrastive import contrastive_loss
     from .sampling import gumbel_max, gumbel_softmax, sample
     from .segments import (
@@ -168,6 +168,7 @@ providers.layers_over_devices = _layers_over_devices
 providers.segments_unpadded = _segments_unpadded
 providers.layer_bridge = _layer_bridge
 providers.softmax_terms = likelihood.softmax_terms
+providers.softmax_divergence = likelihood.softmax_divergence
 providers.check()
 
 # these need a framework, matplotlib or scikit-learn
@@ -193,6 +194,7 @@ _LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "check_mapping": "contract",
     "contrastive_loss": "linear.contrastive",
     **dict.fromkeys(("soft_permutation", "soft_rank", "soft_sort"), "functional.ordering"),
+    "linear_kl": "linear",
     "linear_log_prob": "linear",
     "linear_log_prob_entropy": "linear",
     "linear_loss": "linear",
@@ -231,7 +233,7 @@ __all__ = [
     "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
     "contrastive_loss", "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
     "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
-    "gumbel_softmax", "jacobian", "linear_attention", "linear_log_prob",
+    "gumbel_softmax", "jacobian", "linear_attention", "linear_kl", "linear_log_prob",
     "linear_log_prob_entropy", "linear_loss", "linear_topk_kl", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
     "logit_gap", "logsumexp", "margin_loss", "margins", "mask", "minp", "mix",
     "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_max",

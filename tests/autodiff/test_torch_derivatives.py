@@ -80,6 +80,10 @@ VERBS = {
     "jacobian_norm": lambda x: A.inspection.jacobian_norm("entmax15", x),
     "kl": lambda x: A.likelihood.kl("softmax", x, "softmax", Y),
     "linear_attention": lambda q: A.linear_attention(q, K, q, is_causal=True),
+    "linear_kl": lambda x: A.linear_kl(x, W, Y, W, beta=0.3),
+    "linear_kl, mean": lambda x: A.linear_kl(x, W, Y, W, direction="reverse", reduction="mean"),
+    "linear_kl, sparse": lambda x: A.linear_kl(x, W, Y, W, "entmax15", beta=0.6),
+    "linear_kl, reference": lambda w: A.linear_kl(X, W, Y, w),
     "linear_log_prob": lambda x: A.linear_log_prob(x, W, T, transform=A.topk(5)),
     "linear_log_prob, weight": lambda w: A.linear_log_prob(X, w, T, "taylor"),
     "linear_log_prob_entropy": lambda x: A.linear_log_prob_entropy(x, W, T, temperature=0.7)[1],
@@ -145,7 +149,7 @@ CONSTANT = {
 }  # no array that has a derivative  # fmt: skip
 ARGUMENTS = {
     "attention": Q, "attention, softmax": Q, "attention, bias": draw(2, 5, 5), "attention_varlen": Q, "linear_attention": Q,
-    "linear_log_prob, weight": W, "linear_log_prob_entropy, weight": W, "linear_loss, weight": W,
+    "linear_kl, reference": W, "linear_log_prob, weight": W, "linear_log_prob_entropy, weight": W, "linear_loss, weight": W,
     "linear_threshold, weight": W,
 }  # fmt: skip
 every_verb = pytest.mark.parametrize("verb", VERBS)

@@ -471,6 +471,17 @@ def divergence(tail, direction):
     return call
 
 
+def of_two(mask=None, **given):
+    """A reference that learns too; with a temperature of each row, if there is one."""
+
+    def call(here, name, mapping, x, w, b, y, v, c, t=None):
+        options = {"linear_bias": b, "linear_bias_ref": c, "temperature": t, **given}
+        options |= {} if mask is None else {"mask": here.part(mask)}
+        return here.call("linear_kl", x, w, y, v, mapping, **options)
+
+    return call
+
+
 def capped(verb, *arguments, **given):
     """With a cap that learns, whose gradient is the sum over the processes, and a temperature after it."""
 
@@ -509,6 +520,8 @@ SEVERAL = ("sigmoid", "softpick", "fusedmax", "ranks, kl", "relaxed top-k")
 WITH_TAU = ("softmax", "entmax15", "sparsemax", "normmax", "topk", "topp", "budget", "entmax07", "entmax by row")
 KL_OF = ("softmax", "sigsoftmax", "entmax15", "taylor", "entmax by row")
 WARMTH, CAP = ((numbers(5, 2, 3).abs() + 0.5, None),), ((exact(1.5), None),)
+REFERENCE = ((numbers(6, 2, 3, 4), None), (numbers(7, N, 4), 0), (numbers(8, N), -1))
+PAIRED = (*KL_OF, "sparsemax", "topk", "softpick")
 PADDED = torch.arange(N) < N - 1
 LAYER_VERBS = {
     "loss": LayerVerb(layer_loss(), (*TRAINED, "topk")),
@@ -527,6 +540,13 @@ LAYER_VERBS = {
         f"kl, {tail}, {direction}": LayerVerb(divergence(tail, direction), KL_OF, ((TEACHER_LOG_P, None),))
         for tail in ("ignore", "one class") for direction in ("forward", "reverse")
     },
+    **{
+        f"two layers, {beta}": LayerVerb(of_two(beta=beta, mask=KEEP), PAIRED, (*REFERENCE, *WARMTH)) for beta in (0.0, 0.3, 1.0)
+    },
+    "two layers, all classes": LayerVerb(of_two(beta=0.3), ("budget", "softmax"), (*REFERENCE, *WARMTH)),
+    "two layers with a sink": LayerVerb(of_two(beta=0.3), ("sink of softmax", "sink of entmax15"), REFERENCE),
+    "two layers, a mean": LayerVerb(of_two(beta=0.5, where=TARGET > 0, reduction="mean"), ("softmax", "entmax15"), REFERENCE),
+    "two layers, support": LayerVerb(of_two(beta=0.5, support=SUPPORT, transform=softcap(3.0)), ("softmax", "entmax15"), REFERENCE),
     "cap, log_prob_entropy": LayerVerb(capped("linear_log_prob_entropy", TARGET, mask=PADDED), ("softmax", "entmax15"), CAP),
     "cap, support": LayerVerb(capped("linear_log_prob_entropy", TARGET, support=SUPPORT), ("softmax", "entmax15"), CAP),
     "cap, kl": LayerVerb(capped("linear_topk_kl", TEACHER, TEACHER_LOG_P, tail="one class", mask=PADDED), ("softmax", "entmax15"), CAP),

@@ -51,6 +51,10 @@ def kl(g, ids=IDS, log_p=LOG_P, **given):
     return D.linear_topk_kl(FEATURES, CENTRES, ids, log_p, group=g, **given)
 
 
+def pair(g, y=None, **given):
+    return D.linear_kl(FEATURES, CENTRES, FEATURES[:, :4] if y is None else y, CENTRES[:, :4], group=g, **given)
+
+
 def learned(value=1.5):
     return torch.tensor(value, dtype=torch.float64, requires_grad=True)
 
@@ -104,6 +108,18 @@ ODD = {
     ),
     "a teacher's dtype": (lambda g, x, r: kl(g, log_p=LOG_P.float() if r else LOG_P), "teacher log p is an array .* of torch.float64 on"),
     "direction": (lambda g, x, r: kl(g, direction="reverse" if r else "forward"), "direction is forward on process 0, reverse on"),
+    "beta": (lambda g, x, r: pair(g, beta=0.5 * r), r"beta is 0\.0 on process 0, 0\.5 on"),
+    "a divergence's reduction": (lambda g, x, r: pair(g, reduction="sum" if r else "mean"), "reduction is mean on process 0, sum on"),
+    "a reference's features": (
+        lambda g, x, r: pair(g, FEATURES[:, :4].requires_grad_() if r else None), "x ref is 4 features, an array .* 4 features, a le",
+    ),
+    "a reference's rows": (lambda g, x, r: pair(g, FEATURES[r:, :4]), r"process 1: .* x has rows of shape \(3,\) and x_ref \(2,\)"),
+    "rows that count": (
+        lambda g, x, r: pair(g, where=torch.tensor([True, not r, True])), "where must be the same on every process; its entry 1 is",
+    ),
+    "rows that count, on one process": (
+        lambda g, x, r: pair(g, where=torch.ones(3, dtype=torch.bool) if r else None), "where is not given on process 0, given on",
+    ),
     "a layer's verb": (
         lambda g, x, r: tokens(g) if r else kl(g), "verb is linear_topk_kl on process 0, linear_log_prob_entropy on",
     ),
@@ -237,6 +253,10 @@ EVERY = {
     ),
     "anymax.distributed.linear_log_prob_entropy": (
         lambda g, m, x, **o: D.linear_log_prob_entropy(x, CENTRES.to(x), INDEX[: len(x)], m, group=g, **o), {"temperature": (1.0, 2.0)}
+    ),
+    "anymax.distributed.linear_kl": (
+        lambda g, m, x, **o: D.linear_kl(x, CENTRES.to(x), x, 2 * CENTRES.to(x), m, group=g, **o),
+        {"beta": (0.5, 1.0), "direction": ("forward", "reverse"), "reduction": ("none", "sum")},
     ),
     "anymax.distributed.linear_topk_kl": (
         lambda g, m, x, **o: D.linear_topk_kl(x, CENTRES.to(x), INDEX[: len(x), None], LOGS[: len(x)], m, group=g, **o),

@@ -194,6 +194,14 @@ def test_an_output_layer(name, chunk, groups, verb):
     assert got == (1 + groups * values, groups * gradients + again + 1)
 
 
+@pytest.mark.parametrize(("name", "values", "gradients"), [("softmax", 3, 2), ("entmax15", 5, 2)])
+def test_two_layers(name, values, gradients):
+    """One at first, in which the processes compare their calls; then those of both layers, and one that adds up the divergence. Backward
+    each layer has one, and one that adds up the gradient of its features."""
+    f = lambda here, x, w: here.call("linear_kl", x, w, 0.5 * x, w, MAPS[name].make(), beta=0.5)  # noqa: E731
+    assert sent(f, OPERANDS[:2], TWO) == (1 + values, gradients + 2)
+
+
 def test_a_support():
     """One in which the processes compare their calls, and one for the values; one that adds up the gradient of x."""
     f = lambda here, x, w: here.call("linear_log_prob_entropy", x, w, TARGET, "softmax", support=SUPPORT)  # noqa: E731

@@ -138,6 +138,10 @@ LAYERS = """
             return call("linear_log_prob_entropy", x, w, t, mapping, **given)
         def kl(call, x, w, b, log_p):
             return call("linear_topk_kl", x, w, ids, log_p, mapping, linear_bias=b, tail=tail, direction=direction)
+        def pair(call, x, w, b, y, v):
+            more = {"linear_bias": b, "temperature": 1.3, "beta": 0.3, "where": t > 0, "reduction": "mean"}
+            return call("linear_kl", x, w, y, v, mapping, **more), call("linear_kl", x, w, y, v, direction=direction)
+        held("linear_kl, " + mapping, pair, [*leaves, (numbers(2, 3, 4), None), (numbers(40, 4), 0)], chunk=chunk)
         held("terms, " + mapping, terms, [*leaves, (keep * 1.0, -1)], chunk=chunk)
         held("kl, " + mapping, kl, [*leaves, (log_p, None)], chunk=chunk)
     for mapping, chunk, *_ in both if which == "supports" else ():

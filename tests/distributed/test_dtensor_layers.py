@@ -24,6 +24,8 @@ t = torch.randint(0, 11, (3, 4), generator=g)
 t[1, 1] = -1
 ids = torch.stack([(t.clamp(min=0) + k) % 11 for k in (0, 3, 5)], -1)
 log_q = torch.log(torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64)).expand(3, 4, 3)
+y, V, c = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((3, 4, 6), (11, 6), (11,)))
+filled = torch.arange(22).repeat(6) % 11, torch.arange(13) * 11
 w, keep = torch.rand(11, generator=g, dtype=torch.float64), torch.ones(3, 4, 11, dtype=torch.bool)
 keep[..., 2] = False
 t[t == 2] = 3
@@ -56,6 +58,10 @@ calls = [
     lambda x, W, b: A.linear_loss(x, W, t, A.Sink("entmax15", 0.3), linear_bias=b),  # -1 is the sink
     lambda x, W, b: A.linear_loss(x, W, 0.7 * shares, A.Sink(), linear_bias=b, reduction="none"),
     lambda x, W, b: A.linear_log_prob_entropy(x, W, t, A.Sink("sparsemax", 0.3), linear_bias=b),
+    lambda x, W, b: A.linear_kl(x, W, 2 * x, W, linear_bias=b, linear_bias_ref=0.5 * b, temperature=T, where=t > 4, transform=cap),
+    lambda x, W, b: A.linear_kl(y, V, x, W, "entmax15", beta=0.3, linear_bias=c, linear_bias_ref=b, mask=keep),
+    lambda x, W, b: A.linear_kl(x, W, y, V, beta=1, linear_bias=b, linear_bias_ref=c, where=t > 4, reduction="mean"),
+    lambda x, W, b: A.linear_kl(x, W, y, V, linear_bias=b, reduction="sum", support=filled),
 ]
 R, S = (Replicate(),), (Shard(0),)
 places = [(R, S), (S, R), ((Shard(1),), S), (None, S), (S, None)]

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from plainly import entmax
 
 import anymax as A
 from anymax import distributed, linear, segments
@@ -32,6 +33,7 @@ TEACHER = np.log(np.array([[0.5, 0.3], [0.6, 0.1], [0.2, 0.7]]))
 SHARES = np.random.default_rng(1).dirichlet(np.ones(CLASSES), ROWS)
 # "apart": so far that one class has all of p, and a draw is no chance
 SCORES = {"scores": X, "shares": SHARES, "apart": 20.0 * X}
+REFERENCE = X[:, ::-1] - 0.3 * X  # the scores of another layer
 IDENTITY = np.eye(CLASSES)  # the weight of a layer whose features are the scores
 CLASS_WEIGHT = np.linspace(0.5, 2.0, CLASSES)
 
@@ -39,7 +41,8 @@ CLASS_WEIGHT = np.linspace(0.5, 2.0, CLASSES)
 class Row(NamedTuple):
     """A verb that the grid asks about."""
 
-    names: dict[str, str]  # layout -> the name of the verb there; an output layer's verb has the same name on shards
+    # layout -> the name of the verb there, or a formula in its place; an output layer's verb has the same name on shards
+    names: dict[str, Any]
     make: Any = A.Entmax  # the map of a parameter, or the name of the keyword that takes it
     value: float = 1.4  # of the parameter
     arguments: tuple[str, ...] = ()  # after the scores: names in `operands`
@@ -48,7 +51,7 @@ class Row(NamedTuple):
     scores: str = "scores"  # in `SCORES`
 
     @property
-    def layouts(self) -> dict[str, str]:
+    def layouts(self) -> dict[str, Any]:
         """`names` with the layers on shards."""
         return self.names | ({"layer on shards": self.names["layer"]} if "layer" in self.names else {})
 
@@ -57,6 +60,15 @@ def _everywhere(name: str, **more: str) -> dict[str, str]:
     return {"rows": name, "segments": f"segment_{name}", "shards": name, **more}
 
 
+def divergence(mapping: Any, x: Any, y: Any, identity: Any, beta: float = 0.0) -> Any:
+    """The divergence between the distributions of two rows of scores, in the place of a verb that `anymax` has of output layers alone."""
+    p, q = A.apply(mapping, x), A.apply(mapping, y)
+    m = (1.0 - beta) * p + beta * q if 0.0 < beta < 1.0 else q if beta else p
+    kl = lambda a: np.sum(a * np.log(np.where(a > 0, a, 1.0) / np.where(m > 0, m, 1.0)), -1)  # noqa: E731
+    return beta * kl(q) + (1.0 - beta) * kl(p) if 0.0 < beta < 1.0 else kl(p) if beta else kl(q)
+
+
+KL = {"rows": divergence, "layer": "linear_kl"}
 LOSS = {"rows": "fenchel_young", "segments": "segment_loss", "layer": "linear_loss", "shards": "fenchel_young"}
 NLL = {"rows": "nll", "shards": "nll"}
 EACH: dict[str, Any] = {"reduction": "none"}
@@ -89,8 +101,15 @@ GRID = {
         {"rows": "log_prob_entropy", "layer": "linear_log_prob_entropy", "shards": "log_prob_entropy"}, arguments=("likely",)
     ),
     "topk_kl": Row({"rows": "topk_kl", "layer": "linear_topk_kl"}, "temperature", 0.7, ("ids", "teacher")),
+    "linear_kl, dense": Row(KL, value=1.05, arguments=("reference", "identity")),
+    "linear_kl, reverse": Row(KL, value=1.05, arguments=("reference", "identity"), options={"beta": 1.0}),
+    "linear_kl, sparse": Row(KL, arguments=("reference", "identity"), options={"beta": 0.3}),
     "sample": Row(_everywhere("sample"), value=1.5, options={"generator": 0}, smooth=False, scores="apart"),
 }  # fmt: skip
+
+
+def _kl(p: Any, q: Any) -> Any:
+    return np.sum(p[p > 0] * np.log(p[p > 0] / q[p > 0]))
 
 
 # row -> what its options say, in plain operations: f(the verb without the options at a target, the value of its parameter)
@@ -103,6 +122,12 @@ PLAINLY = {
     ),
     "entropy": lambda _, alpha: (1.0 - np.sum(SHARES**alpha, -1)) / (alpha * (alpha - 1.0)),
     "logsumexp": lambda _, t: t * np.log(np.sum(np.exp(X / t), -1)),
+    "linear_kl, reverse": lambda _, alpha: np.array(
+        [np.sum((p := entmax(x, alpha)) * np.log(p / entmax(y, alpha))) for x, y in zip(X, REFERENCE)]
+    ),
+    "linear_kl, sparse": lambda _, alpha: np.array(
+        [0.7 * _kl(p := entmax(x, alpha), m := 0.7 * p + 0.3 * (q := entmax(y, alpha))) + 0.3 * _kl(q, m) for x, y in zip(X, REFERENCE)]
+    ),
     "topk_kl": lambda _, t: np.sum(
         np.exp(TEACHER) * (TEACHER - np.take_along_axis(X / t - np.log(np.sum(np.exp(X / t), -1, keepdims=True)), LIKELY, -1)), -1
     ),
@@ -128,11 +153,12 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-    """Every combination that is one: NumPy learns nothing and compiles nothing."""
+    """Every combination that is one: NumPy learns nothing and compiles nothing, and a formula is of NumPy."""
     every = (
         Cell(name, *rest)
         for name, row in GRID.items()
         for rest in itertools.product(row.layouts, KINDS, PARAMETERS if row.make else PARAMETERS[:1], HOW)
+        if not callable(row.layouts[rest[0]]) or rest[1] == "numpy"
     )
     return [c for c in every if c.kind != "numpy" or (c.how == "eager" and not c.parameter.startswith("learned"))]
 

@@ -16,6 +16,7 @@ from grid import (
     LAYOUTS,
     LIKELY,
     PLAINLY,
+    REFERENCE,
     REFUSED,
     ROWS,
     SCORES,
@@ -55,6 +56,9 @@ def one_group(request):
 
 def _operands(row, layout="rows", kind="numpy", some=slice(None)):
     """What comes after the scores: targets are entries in segments."""
+    known = {"reference": REFERENCE[some], "identity": IDENTITY}
+    if any(name in known for name in row.arguments):
+        return [MAKERS[kind](known[name]) for name in row.arguments]
     known = {"target": TARGET, "likely": LIKELY[:, 0], "ids": LIKELY, "teacher": TEACHER, "shares": SHARES}
     found = [known[name][some] for name in row.arguments]
     if layout == "segments":
@@ -64,7 +68,8 @@ def _operands(row, layout="rows", kind="numpy", some=slice(None)):
 
 def _call(row, layout, kind, x, value, after, part=slice(None), **place):
     """The verb of a layout at a value of its parameter, for a part of the classes; where one class has all of p a draw is no chance."""
-    function = getattr(LAYOUTS[layout], row.layouts[layout])
+    name = row.layouts[layout]
+    function = name if callable(name) else getattr(LAYOUTS[layout], name)
     changed = {"weight": lambda: MAKERS[kind](CLASS_WEIGHT[part]), "generator": lambda: generator(kind)}
     options = {name: changed[name]() if name in changed else option for name, option in row.options.items()} | place
     if row.make is None or isinstance(row.make, str):
@@ -189,7 +194,8 @@ def _threads(cell, row, value):
         x, own = torch.tensor(scores, requires_grad=row.smooth), value
         if learns:
             own = value.detach().clone().requires_grad_()
-        after = [a[:, part] if name == "shares" else a for name, a in zip(row.arguments, _operands(row, kind="torch"))]
+        cut = {"shares": (slice(None), part), "identity": part}
+        after = [a[cut.get(name, ())] for name, a in zip(row.arguments, _operands(row, kind="torch"))]
         found = _list(_call(row, cell.layout, "torch", x, own, after, part, group=group))
         if row.smooth:
             weights = [w[:, part] if parted else w for w in _weights(_expected(cell)[0])]

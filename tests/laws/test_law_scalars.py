@@ -49,6 +49,8 @@ ONE = {
     "speculative_accept": lambda a: tuple(sampling.speculative_accept(a(DRAFT), a(WANTED), a(np.array([1, 0])), generator=_seed(a))),
     "linear_loss": lambda a: am.linear_loss(a(H[None]), a(W), a(np.array([1])), "sparsemax"),
     "linear_loss, a single row": lambda a: am.linear_loss(a(H), a(W), a(np.array(1)), "softmax", reduction="none"),
+    "linear_kl": lambda a: am.linear_kl(a(H), a(W), a(-H), a(W)),
+    "linear_kl, a mean": lambda a: am.linear_kl(a(H[None]), a(W), a(-H[None]), a(W), beta=0.5, reduction="mean"),
     "linear_log_prob": lambda a: am.linear_log_prob(a(H), a(W), a(np.array(1)), "softmax"),
     "linear_log_prob_entropy": lambda a: am.linear_log_prob_entropy(a(H), a(W), a(np.array(1)), "sparsemax"),
     "linear_topk_kl": lambda a: am.linear_topk_kl(a(H), a(W), a(np.array([0, 1])), a(TEACHER)),

@@ -22,7 +22,10 @@ X[1, [1, 2, 4, 5]] = X[2, 5] = -INF
 CUT = np.where(np.sort(X)[:, -2:-1] <= X, X, -INF)
 KEEP, FLAT = CUT > -INF, np.where(CUT > -INF, 0.0, -INF)
 CLASSES, GIVEN = np.tile(np.arange(6)[:, None], (1, 4)), np.tile([0, 3], (4, 1))
+OTHER = np.random.default_rng(6).normal(size=(4, 4))  # features of another layer, with the same classes
 FEATURES, WEIGHT = np.eye(4), np.where(X > -INF, X, 0.0).T.copy()
+
+SEEN = np.where(X > -INF, OTHER @ WEIGHT.T, -INF)
 
 # -- the outcomes [rows, n + 1] of one draw from scores, of which the last is none of the classes --------------------------------------
 
@@ -81,6 +84,11 @@ def divergence(p, q):
     return special.rel_entr(p, q).sum(-1)
 
 
+def jensen_shannon(p, q):
+    m = 0.5 * (p + q)
+    return 0.5 * (divergence(p, m) + divergence(q, m))
+
+
 TEACHER = np.log(np.array([[0.6, 0.3]] * 4))
 
 
@@ -107,6 +115,7 @@ def apart(verb, m, c, *target, linear=False, **options):
         mine = m.replace(**{k: v[..., here] if v.shape[-1] == 6 else v for k, v in m.params().items()})
         arrays = [c(a) for a in target]
         if linear:
+            arrays = [a[here] if a is not arrays[0] and verb is D.linear_kl else a for a in arrays]
             keep = c(X > -INF)[:, here]
             return verb(c(FEATURES), c(WEIGHT)[here], *arrays, mine, mask=keep, group=group, **options)
         return verb(mine, c(X)[:, here], *arrays, group=group, axis=-1, **options)
@@ -135,6 +144,8 @@ VERBS = {
     "kl of softpick": (lambda m, c: A.likelihood.kl(Softpick(), c(X), m, c(X)), lambda f, m: divergence(PICK(X), f(X))),
     "topk_log_prob": (lambda m, c: of_found(sampling.topk_log_prob(m, c(X), 6)), lambda f, m: of_classes(f(X))),
     "gumbel_topk": (lambda m, c: of_found(sampling.gumbel_topk(c(X), 6, mapping=m, generator=source(c))), lambda f, m: of_classes(f(X))),
+    "linear_kl": (lambda m, c: layer(A.linear_kl, m, c, OTHER, WEIGHT, beta=0.5), lambda f, m: jensen_shannon(f(X), f(SEEN))),
+    "linear_kl, forward": (lambda m, c: layer(A.linear_kl, m, c, OTHER, WEIGHT), lambda f, m: divergence(f(SEEN), f(X))),
     "linear_log_prob": (lambda m, c: layer(A.linear_log_prob, m, c, CLASSES[0]), lambda f, m: of_classes(f(X))[0]),
     "linear_log_prob_entropy": (
         lambda m, c: layer(A.linear_log_prob_entropy, m, c, CLASSES[0])[1],
@@ -149,6 +160,9 @@ TORCH = {
     "distributed.linear_log_prob_entropy": (
         lambda m, c: apart(D.linear_log_prob_entropy, m, c, CLASSES[0], linear=True)[1],
         lambda f, m: stats.entropy(f(X), axis=-1),
+    ),
+    "distributed.linear_kl": (
+        lambda m, c: apart(D.linear_kl, m, c, OTHER, WEIGHT, linear=True, beta=0.5), lambda f, m: jensen_shannon(f(X), f(SEEN)),
     ),
     "distributed.linear_topk_kl": (
         lambda m, c: apart(D.linear_topk_kl, m, c, GIVEN, TEACHER, linear=True, tail="one class"),

@@ -47,6 +47,7 @@ OF_HALVES = {
     "entropy": lambda x, w, y, m: A.linear_log_prob_entropy(x, w, y, m)[1],
     "threshold": lambda x, w, y, m: A.linear.linear_threshold(x, w, m).tau,
     "a teacher": lambda x, w, y, m: A.linear_topk_kl(x, w, y[:, None], x[:, :1] * 0 - 0.5, m),
+    "a reference": lambda x, w, y, m: A.linear_kl(x, w, 0.5 * x.detach(), w.detach(), m, beta=0.3),
     "a sink": lambda x, w, y, m: A.linear_loss(x / 64, w, y, A.Sink(m, score=0.3), reduction="none"),
     "pairs": lambda x, w, y, m: A.contrastive_loss(x, w[: x.shape[0]], mapping=m, temperature=3.0, reduction="none"),
     "over processes": lambda x, w, y, m: A.distributed.linear_loss(x, w, y, m, reduction="none"),

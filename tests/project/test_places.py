@@ -31,7 +31,7 @@ PUBLIC = """
     soft_rank soft_sort soft_permutation
     attention attention_varlen linear_attention LinearState
     Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
-    segment_support linear_loss linear_log_prob linear_log_prob_entropy linear_topk_kl contrastive_loss
+    segment_support linear_loss linear_kl linear_log_prob linear_log_prob_entropy linear_topk_kl contrastive_loss
     log_prob log_prob_entropy topk_kl
     jacobian entropy support facts logit_gap check_mapping
     choose explain explain_attention use show_config __version__

@@ -45,6 +45,9 @@ class Providers:
     softmax_terms: Callable[[str], Any]
     """The softmax of `likelihood`, by the name of the framework."""
 
+    softmax_divergence: Callable[[str], Any]
+    """The divergence of two softmaxes of `likelihood`, by the name of the framework."""
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:

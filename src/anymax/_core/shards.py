@@ -39,6 +39,9 @@ def refuse(who: str, x: Any, **others: Any) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_OPERANDS = ("x", "linear_weight", "x_ref", "linear_weight_ref")  # of output layers
+
+
 def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
     """A decorator of a verb (x, linear_weight, ..., mapping) of output layers: a call with a DTensor goes to the module that computes it.
 
@@ -47,15 +50,16 @@ def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
 
     def decorate(verb: F) -> F:
         show_options(verb)
+        count = sum(name in _OPERANDS for name in inspect.signature(verb).parameters)
 
         @functools.wraps(verb)
         def call(*args: Any, **options: Any) -> Any:
-            operands = (*args[:2], options.get("x"), options.get("linear_weight"))
+            operands = (*args[:count], *map(options.get, _OPERANDS))
             if not any(map(sharded, operands)):
                 return verb(*args, **options)
             who, arguments = verb.__name__, inspect.signature(verb).bind(*args, **options).arguments
             x, weight, mapping = arguments.pop("x"), arguments.pop("linear_weight"), arguments.pop("mapping", "softmax")
-            rows = tuple(arguments.pop(name) for name in of_rows)
+            rows = {name: arguments.pop(name) for name in of_rows if name in arguments}
             layers = providers.layers_over_devices()
             return layers.layer(who, verb, x, weight, rows, as_mapping(mapping, who), arguments)
 

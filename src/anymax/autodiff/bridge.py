@@ -120,3 +120,8 @@ class Bridge(ABC):
     def terms(self) -> Callable[..., Terms]:
         """A function of (x, index, *, scale, entropy, rest): log p of classes under softmax(scale x), its entropy, log p of the others."""
         return providers.softmax_terms(self.framework)
+
+    @property
+    def divergence(self) -> Callable[[Array, Array, float], Array]:
+        """A function of (scores of a student, of a teacher, beta): `likelihood.divergence.divergence_rows` of their softmaxes."""
+        return providers.softmax_divergence(self.framework)

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 
 from .._core.elsewhere import answering
 from .call import ShardKeywords as ShardKeywords
-from .layer_verbs import linear_log_prob, linear_log_prob_entropy, linear_loss, linear_threshold, linear_topk_kl
+from .layer_verbs import (
+    linear_kl,
+    linear_log_prob,
+    linear_log_prob_entropy,
+    linear_loss,
+    linear_threshold,
+    linear_topk_kl,
+)
 from .verbs import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, sample, threshold
 
 __all__ = [
-    "apply", "fenchel_young", "linear_log_prob", "linear_log_prob_entropy", "linear_loss", "linear_threshold", "linear_topk_kl",
-    "log_apply", "log_prob_entropy", "logsumexp", "nll", "sample", "threshold",
+    "apply", "fenchel_young", "linear_kl", "linear_log_prob", "linear_log_prob_entropy", "linear_loss", "linear_threshold",
+    "linear_topk_kl", "log_apply", "log_prob_entropy", "logsumexp", "nll", "sample", "threshold",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

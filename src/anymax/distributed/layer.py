@@ -14,6 +14,8 @@ from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
 from ..autodiff.agreement import Agreement, described, fail_together
 from ..autodiff.group import Group
+from ..functional.draws import check_draw
+from ..likelihood.divergence import read_beta
 from ..likelihood.support import is_pair, pair_of
 from ..likelihood.teacher import Teacher
 from ..linear.arguments import (
@@ -24,6 +26,7 @@ from ..linear.arguments import (
     temperature_of_rows,
 )
 from ..linear.bridge import joined
+from ..linear.divergences import check_pair, rows_that_count
 from ..linear.job import loss_of
 from ..linear.layer import Layer, check_chunk
 from ..losses.options import LossOptions
@@ -33,7 +36,7 @@ from ..thresholds import Threshold
 from ..transforms.base import Transform, check_range
 from .call import Arguments, ShardedCall, message_of
 from .losses import Loss, losses_of_call, target_is
-from .per_row import GivenClasses, SupportPart, terms_of_call, threshold_of_call
+from .per_row import GivenClasses, SupportPart, divergence_of_calls, terms_of_call, threshold_of_call
 from .shard import Places
 
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -91,32 +94,36 @@ class SplitLayer:
         return SupportPart.of(self.agreement.who, layer, index, support, start, self.count, shared.strict, xp)
 
     def by_rows(
-        self, columns: int, of_rows: Callable[[ShardedCall, slice], Any], kept: SupportPart | None = None
+        self, columns: int, of_rows: Callable[..., Any], kept: SupportPart | None = None, reference: Layer | None = None
     ) -> Any:
         """`of_rows(call, where)`, a group of rows at a time, joined along the first axis. columns: how many it sends first.
 
-        kept: the part of a support whose scores alone are computed.
+        kept: the part of a support whose scores alone are computed. reference: another layer over the same rows and classes, whose call
+        is the second argument of `of_rows`.
         """
         who, shared, layer, xp = self.agreement.who, self.agreement.group, self.layer, namespace(self.layer.x)
         start, count = (self.start, self.count if shared.strict else None) if kept is None else (None, None)
         rows = layer.rows
         step = _rows_at_a_time(rows, self.most if kept is None else kept.width, self.chunk, shared)
-        layer = dataclasses.replace(layer, x=shared.vary(layer.x))
+        layers = [dataclasses.replace(each, x=shared.vary(each.x)) for each in (layer, reference) if each is not None]
 
         def rows_from(begin: int) -> Any:
             where = slice(begin, min(begin + step, rows))
-            message = message_of(where.stop - begin, 2 + columns, layer.x) if shared.strict else None
-            part = Agreement(who, shared, layer.x, message)
+            count_of = where.stop - begin
+            parts = [
+                Agreement(who, shared, each.x, message_of(count_of, 2 + columns, each.x) if shared.strict else None)
+                for each in layers
+            ]
 
-            def result() -> Any:
+            def call_of(layer: Layer, part: Agreement) -> ShardedCall:
                 these = layer.rows_at(where)
                 scores = these.scores() if kept is None else kept.part(where).scores(these, xp)
                 call = ShardedCall.of(part, these.mapping, scores, -1, None, start, count)
                 per_row = is_array(self.temperature) and self.temperature.ndim
                 t = self.temperature[where, ...] if per_row else self.temperature
-                return of_rows(dataclasses.replace(call, temperature=t, transforms=self.transforms), where)
+                return dataclasses.replace(call, temperature=t, transforms=self.transforms)
 
-            return fail_together(part, result)
+            return fail_together(parts[0], lambda: of_rows(*map(call_of, layers, parts), where))
 
         again = bridge(layer.x).recomputed(rows_from) if rows > step else rows_from
         # without rows too, so that every parameter has a gradient, of zeros
@@ -172,13 +179,8 @@ def log_prob(
     xp = namespace(layer.x)
     target = _array.counts(indices_of_rows(who, target, layer, xp), xp)
     agreement.same["target"] = target
-    agreement.say(support="not given", full=full)
-    if support is not None:
-        given = dict(zip(("ids", "offsets"), support)) if is_pair(support) else {"support": support}
-        refuse_sharded(who, None, **given)
-        support = pair_of(who, layer.x, layer.rows, support, xp)
-        agreement.same |= {"ids of the support": support[0], "offsets of the support": support[1]}
-        agreement.say(support=" and ".join(f"{described(a)} of {a.dtype}" for a in support))
+    agreement.say(full=full)
+    support = _support(agreement, layer, support)
     split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
     index = xp.reshape(target, (layer.rows, 1))
     parts = [None] if support is None else [split.support(index, support), *([None] if full else [])]
@@ -225,6 +227,65 @@ def topk_kl(
     k = teacher.ids.shape[-1]
     columns = _terms(split, "ids", xp.reshape(teacher.ids, (layer.rows, k)), rest=teacher.needs_rest)
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
+
+
+def kl(
+    arguments: Arguments,
+    agreement: Agreement,
+    of_layer: LayerOperands,
+    x_ref: Any,
+    of_reference: LayerOperands,
+    where: Any,
+    support: Any,
+    direction: Any,
+    beta: Any,
+    reduction: Any,
+) -> Array:
+    """The divergence of each row from the same row of another layer, or their sum or mean."""
+    who = agreement.who
+    check_support(who, support, arguments.mask, of_layer.transform)
+    beta, options = read_beta(who, direction, beta), LossOptions.read(who, None, {"reduction": reduction})
+    layer = _layer(arguments, of_layer)
+    check_draw(layer.mapping, who)
+    xp, lead = namespace(layer.x), layer.lead
+    refuse_sharded(who, None, x_ref=x_ref, linear_weight_ref=of_reference.weight)
+    x_ref = _array.beside(x_ref, layer.x, "x_ref", xp)
+    reference = _layer(arguments._replace(who=f"{who}, of the reference", x=x_ref), of_reference)
+    check_pair(who, layer, reference)
+    there = rows_that_count(who, where, layer, xp)
+    if there is not None:
+        agreement.same["where"] = there
+        layer, reference = (each.with_rows(there, xp) for each in (layer, reference))
+    agreement.say(
+        beta=beta, reduction=options.reduction, where="not given" if there is None else "given",
+        x_ref=f"{x_ref.shape[-1]} features, {described(x_ref)}",
+    )  # fmt: skip
+    support = _support(agreement, layer, support)
+    split = SplitLayer.agreed(arguments, agreement, layer, of_layer)
+    none = _array.counts(xp.zeros((layer.rows, 1), dtype=xp.int32, **_array.device_of(layer.x)), xp)
+    kept = None if support is None else split.support(none, support)
+    reference = dataclasses.replace(reference, mapping=layer.mapping)
+    of_rows = lambda call, other, where: divergence_of_calls(call, other, beta)  # noqa: E731
+    value = split.by_rows(0, of_rows, kept, reference)
+    counted = xp.ones_like(value)
+    if there is not None:
+        counted = xp.astype(there, value.dtype)
+        value = xp.where(there, value, xp.zeros_like(value))
+    return options.reduce(xp.reshape(value, lead), xp.reshape(counted, lead), layer.dtype, xp)
+
+
+def _support(agreement: Agreement, layer: Layer, support: Any) -> Any:
+    """The support as arrays, which the processes compare; None if there is none."""
+    who, xp = agreement.who, namespace(layer.x)
+    agreement.say(support="not given")
+    if support is None:
+        return None
+    given = dict(zip(("ids", "offsets"), support)) if is_pair(support) else {"support": support}
+    refuse_sharded(who, None, **given)
+    support = pair_of(who, layer.x, layer.rows, support, xp)
+    agreement.same |= {"ids of the support": support[0], "offsets of the support": support[1]}
+    agreement.say(support=" and ".join(f"{described(a)} of {a.dtype}" for a in support))
+    return support
 
 
 def _terms(

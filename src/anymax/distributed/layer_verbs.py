@@ -8,9 +8,11 @@ from typing import Any, Unpack
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.tables import document, documented_like
-from .._core.typing import ArrayT, Mask, SampleKeywords
+from .._core.typing import ArrayT, Mask, Reduction, SampleKeywords
 from ..likelihood.teacher import Direction, Tail
 from ..linear.arguments import HINTS
+from ..linear.divergences import HINTS_OF_TWO
+from ..linear.divergences import linear_kl as linear_kl_of_one
 from ..linear.likelihoods import linear_log_prob_entropy as linear_log_prob_entropy_of_one
 from ..linear.likelihoods import linear_topk_kl as linear_topk_kl_of_one
 from ..linear.verbs import linear_loss as linear_loss_of_one
@@ -276,10 +278,69 @@ def linear_topk_kl(
     return eagerly(layer.topk_kl, arguments, of_layer, ids, teacher_log_p, tail, direction)
 
 
+@check_keywords(HINTS_OF_TWO, bias="linear_bias", bias_ref="linear_bias_ref", weight_ref="linear_weight_ref")
+def linear_kl(
+    x: ArrayT,
+    linear_weight: Any,
+    x_ref: Any,
+    linear_weight_ref: Any,
+    mapping: Mapping | str = "softmax",
+    *,
+    direction: Direction = "forward",
+    beta: float | None = None,
+    linear_bias: Any = None,
+    linear_bias_ref: Any = None,
+    where: Any = None,
+    support: Any = None,
+    temperature: Any = None,
+    mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
+    reduction: Reduction = "none",
+    chunk: int | None = None,
+    **options: Unpack[ShardKeywords],
+) -> ArrayT:
+    """The divergence between the distributions of two output layers whose classes are split over processes.
+
+    Like `anymax.linear_kl`, for a vocabulary that is split in the same way in both layers. Each process computes both scores of its
+    classes for some rows at a time, and again for the gradient.
+
+    Parameters
+    ----------
+    x_ref
+        The features of the reference, for the same rows, the same on every process.
+    linear_weight_ref
+        This process's part of the weight of the layer of the reference: its classes are those of `linear_weight`.
+    linear_bias, linear_bias_ref
+        One number for each class of this process, added to the scores of the layer.
+
+    Returns
+    -------
+    Array
+        One number for each row, or their sum or mean, the same on every process; fp32 for half precision, and infinite where
+        `anymax.linear_kl` is. In a backward pass every process must pass it the same gradient.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.5, 2.0], [0.0, 1.0]])
+    >>> x_ref, weight_ref = torch.tensor([[2.0]]), torch.tensor([[1.0], [0.5], [0.0]])
+    >>> anymax.distributed.linear_kl(x, weight, x_ref, weight_ref)
+    tensor([0.0345])
+    >>> dist.destroy_process_group()
+    """
+    arguments = Arguments.of("linear_kl", mapping, x, mask=mask, **options)
+    of_layer = LayerOperands(linear_weight, linear_bias, chunk, transform, temperature)
+    of_reference = LayerOperands(linear_weight_ref, linear_bias_ref, None)
+    more = (x_ref, of_reference, where, support, direction, beta, reduction)
+    return eagerly(layer.kl, arguments, of_layer, *more)
+
+
 document(
     globals(),
     linear_log_prob,
     linear_loss,
+    linear_kl_of_one,
     linear_loss_of_one,
     linear_log_prob_entropy_of_one,
     linear_topk_kl_of_one,

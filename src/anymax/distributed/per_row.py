@@ -7,15 +7,28 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, counts, device_of, is_integer, namespace, stop_gradient, take, total, upcast
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    counts,
+    device_of,
+    is_integer,
+    namespace,
+    stop_gradient,
+    take,
+    total,
+    upcast,
+)
 from .._core.classes import refuse_strays
-from .._core.mapping import no_threshold
+from .._core.mapping import missing_mass, no_threshold
 from .._core.parameters import one_a_row
 from .._core.rows import aligned, with_a_class
 from .._random.draws import count_of, uniforms
 from ..autodiff import bridge
-from ..autodiff.agreement import Agreement
-from ..functional.draws import check_draw
+from ..autodiff.agreement import Agreement, fail_together
+from ..functional.draws import check_draw, one_draw, sum_of
+from ..likelihood.divergence import divergence_sums, of_sums
 from ..likelihood.softmax_plain import Terms, at_classes
 from ..likelihood.support import padded, place_among, sized_support
 from ..linear.layer import Layer
@@ -195,6 +208,40 @@ class GivenClasses(Columns):
             others = Part.of(xp.where(at_class, -math.inf * xp.ones_like(a), a), xp)
             columns += [others.high, others.rest]
         return columns, (here, at)
+
+
+# -- divergences ---------------------------------------------------------------------------------------------------------------------
+
+
+def divergence_of_calls(call: ShardedCall, other: ShardedCall, beta: float) -> Array:
+    """The divergence between two calls over the same rows and classes, [...], that of `divergence_rows`."""
+
+    def finish(s: Solution, _: None) -> Array:
+        of_other = lambda: solve(other, lambda t, _: _divergence(s, t, beta))  # noqa: E731
+        return fail_together(other.agreement, of_other)
+
+    return solve(call, finish)
+
+
+def _divergence(s: Solution, t: Solution, beta: float) -> Array:
+    shards, xp, group, draw = s.shards, s.xp, s.shard.group, one_draw(s.shard.local)
+    poisoned = shards.poisoned | t.shards.poisoned
+    log_p = [xp.where(poisoned, xp.zeros_like(a), a) for a in (s.log_p(), as_dtype(t.log_p(), s.shard.rows.dtype, xp))]
+    scores = [as_dtype(out.shard.rows, s.shard.rows.dtype, xp) for out in (s, t)]
+    none = None
+    if draw != "p":
+        masses = shards.collect([total(xp.exp(a), xp) for a in log_p])
+        masses = [xp.sum(a, axis=0) for a in masses]
+        if draw == "share":
+            log_p = [a - group.vary(xp.log(sum_of(mass, xp))) for a, mass in zip(log_p, masses)]
+        else:  # a draw of none of the classes is one more outcome
+            none = [_array.log(missing_mass(mass, 1.0, xp), xp) for mass in masses]
+    columns = divergence_sums((log_p[0], log_p[1]), (scores[0], scores[1]), beta, xp, always=True)
+    sums = [xp.sum(a, axis=0) for a in shards.collect([total(a, xp) for a in columns])]
+    if none is not None:
+        zero = xp.zeros_like(none[0])
+        sums = [a + b for a, b in zip(sums, divergence_sums((none[0], none[1]), (zero, zero), beta, xp, always=True))]
+    return _array.poison(of_sums(sums, beta, xp), poisoned, xp)[..., 0]
 
 
 # -- samples -------------------------------------------------------------------------------------------------------------------------

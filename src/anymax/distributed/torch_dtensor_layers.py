@@ -29,9 +29,9 @@ Tensor = torch.Tensor
 class LayerLayout(Layout):
     """The placements of the scores of an output layer, and this device's part of features and weight."""
 
-    def __init__(self, who: str, x: Tensor, weight: Tensor) -> None:
+    def __init__(self, who: str, x: Tensor, weight: Tensor, *others: Any) -> None:
         self.who, self.axes, self.along, self.places = who, (x.ndim - 1,), None, []
-        self.mesh = next(a.device_mesh for a in (weight, x) if isinstance(a, DTensor))
+        self.mesh = next(a.device_mesh for a in (weight, x, *others) if isinstance(a, DTensor))
         self.shape = torch.Size((*x.shape[:-1], weight.shape[0]))
         x, weight = self.everywhere(x), self.everywhere(weight)
         for name, a in (("x", x), ("linear_weight", weight)):
@@ -89,22 +89,23 @@ class LayerLayout(Layout):
 
 
 def layer(
-    who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
+    who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: dict[str, Any], mapping: Any, options: Any
 ) -> Any:
     """An output layer by `whole` if each device has all classes, else by the function of this name in `anymax.distributed`.
 
-    of_rows: the targets, or the classes and log-probabilities of a teacher.
+    of_rows: the targets, the classes and log-probabilities of a teacher, or the features of a reference, by the names of the arguments.
     """
     return outside_graphs(_layer, who, whole, x, weight, of_rows, mapping, options)
 
 
 def _layer(
-    who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: tuple[Any, ...], mapping: Any, options: Any
+    who: str, whole: Callable[..., Any], x: Any, weight: Any, of_rows: dict[str, Any], mapping: Any, options: Any
 ) -> Any:
-    layout = LayerLayout(who, x, weight)
+    layout = LayerLayout(who, x, weight, of_rows.get("x_ref"), options.get("linear_weight_ref"))
     local = {k: v for k, v in options.items() if v is not None}
-    if "linear_bias" in local:
-        local["linear_bias"] = layout.classes(as_tensor(local["linear_bias"], layout.mesh.device_type))
+    for name in ("linear_bias", "linear_weight_ref", "linear_bias_ref"):
+        if name in local:
+            local[name] = layout.classes(as_tensor(local[name], layout.mesh.device_type))
     if "mask" in local:
         local["mask"] = layout.mask(local["mask"])
     if "support" in local:
@@ -118,8 +119,22 @@ def _layer(
         call = functools.partial(getattr(layer_verbs, who), **layout.shard)
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
-        return _loss(layout, run, mapping, of_rows[0], local)
-    return layout.results(run(*(layout.rows(as_tensor(a, layout.mesh.device_type)) for a in of_rows), **local))
+        return _loss(layout, run, mapping, of_rows["target"], local)
+    rows = {k: layout.rows(as_tensor(a, layout.mesh.device_type)) for k, a in of_rows.items() if a is not None}
+    if who == "linear_kl":
+        return _divergence(layout, run, rows, local)
+    return layout.results(run(**rows, **local))
+
+
+def _divergence(layout: LayerLayout, run: Any, rows: dict[str, Tensor], keywords: dict[str, Any]) -> DTensor:
+    given = {"reduction": keywords.pop("reduction", "none")}
+    options, where = LossOptions.read(layout.who, None, given), rows.get("where")
+    value = run(**rows, **keywords)
+    if options.reduction == "none":
+        return layout.per_row(value)
+    index = torch.zeros_like(value, dtype=torch.int64)
+    t = index if where is None else torch.where(where, index, options.ignore_index)
+    return reduced(layout, value, t, None, options)
 
 
 def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, keywords: dict[str, Any]) -> DTensor:

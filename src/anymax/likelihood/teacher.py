@@ -43,9 +43,8 @@ class Teacher(NamedTuple):
         xp: Namespace,
     ) -> Teacher:  # fmt: skip
         """rows: an array of the student's kind and device. Its scores have n classes at `axis` and, without them, the shape `lead`."""
-        for name, value, allowed in (("tail", tail, get_args(Tail)), ("direction", direction, get_args(Direction))):
-            if value not in allowed:
-                raise ValueError(f"{who}: {name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+        _one_of(who, "tail", tail, Tail)
+        check_direction(who, direction)
         ids, t = (_array.beside(a, rows, name, xp) for a, name in ((ids, "ids"), (log_p, "teacher_log_p")))
         if not is_integer(ids) or not is_floating(t):
             raise TypeError(
@@ -105,6 +104,15 @@ class Teacher(NamedTuple):
                     others = xp.where(others > noise, others, xp.zeros_like(others))
                     value = value + divergences(_array.log(others, xp), rest, xp)
         return _array.as_scalar(value[..., 0])
+
+
+def check_direction(who: str, direction: Any) -> None:
+    _one_of(who, "direction", direction, Direction)
+
+
+def _one_of(who: str, name: str, value: Any, allowed: Any) -> None:
+    if value not in get_args(allowed):
+        raise ValueError(f"{who}: {name} must be {' or '.join(map(repr, get_args(allowed)))}, got {value!r}")
 
 
 def _noise_of_sum(log_p: Array, dtype: Any, xp: Namespace) -> Array:

@@ -141,16 +141,32 @@ def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Name
         log_p, log_q = log_p_of_draw(mapping_p, x, xp, none=True), log_p_of_draw(mapping_q, y, xp, none=True)
         outcomes = max(log_p.shape[-1], log_q.shape[-1])
         log_p, log_q = (wider(a, outcomes, -math.inf, xp) for a in (log_p, log_q))
-        each = divergences(log_p, log_q, xp)
-        lost = each == math.inf
-        value = total(each, xp)
-        if _array.differentiates(y) and not (known(lost) and not bool(xp.any(lost))):
-            p, q = (stop_gradient(xp.exp(a)) for a in (log_p, log_q))
-            s = wider(_array.finite_scores(y, xp)[0], outcomes, 0.0, xp)
-            p = xp.where(lost, p, xp.zeros_like(p))
-            pull = total(p, xp) * dot(q, s, xp) - dot(p, s, xp)
-            value = value + (pull - stop_gradient(pull))
-    return value[..., 0]
+        return kl_of_sums([total(a, xp) for a in kl_sums(log_p, log_q, y, xp)])[..., 0]
+
+
+def kl_sums(log_p: Array, log_q: Array, y: Array, xp: Namespace, always: bool = False) -> list[Array]:
+    """Arrays whose sums along the classes give `sum p (log p - log q)`, by `kl_of_sums`: one, or four if the divergence may be infinite
+    while its gradient in the scores y of q is not.
+
+    always: four of them whatever the values.
+    """
+    each = divergences(log_p, log_q, xp)
+    lost = each == math.inf
+    if not always and (not _array.differentiates(y) or (known(lost) and not bool(xp.any(lost)))):
+        return [each]
+    p, q = (stop_gradient(xp.exp(a)) for a in (log_p, log_q))
+    s = wider(_array.finite_scores(y, xp)[0], log_q.shape[-1], 0.0, xp)
+    s = s - stop_gradient(s)  # 0, with a gradient
+    p = xp.where(lost, p, xp.zeros_like(p))
+    return [each, p, q * s, p * s]
+
+
+def kl_of_sums(sums: list[Array]) -> Array:
+    value, *pull = sums
+    if not pull:
+        return value
+    p, mean, score = pull
+    return value + (stop_gradient(p) * mean - score)
 
 
 def refuse_draws_of_none(who: str, mapping: Mapping) -> None:

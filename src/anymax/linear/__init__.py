@@ -14,11 +14,13 @@ of pairs, and `torch_contrastive` has the blocks of both directions.
 
 from .bridge import BRIDGE as _PLAIN
 from .bridge import LayerBridge
+from .divergences import linear_kl
 from .likelihoods import linear_log_prob, linear_log_prob_entropy, linear_topk_kl
 from .verbs import explain_linear_loss, linear_loss, linear_threshold
 
 __all__ = [
     "explain_linear_loss",
+    "linear_kl",
     "linear_log_prob",
     "linear_log_prob_entropy",
     "linear_loss",

@@ -28,17 +28,27 @@ class _Shared(NamedTuple):
     class_weight: Array | None
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run(per_row: PerRow, static: Static, step: int, by_row: ByRow, shared: _Shared, target: Array | None) -> Any:
-    @jax.checkpoint
-    def group(by_row: ByRow, target: Array | None, shared: _Shared) -> Any:
-        x, keep, params = by_row
-        params = params | shared.params
-        mapping = static.mapping({k: params[k] for k in static.names})
-        part = Layer(x, shared.weight, shared.bias, shared.keep if keep is None else keep, mapping, (), x.dtype)
-        return Job(part, per_row, target, shared.class_weight).result()
+def _shared(layer: Layer, by_row: ByRow, job: Job) -> _Shared:
+    params = {k: v for k, v in layer.mapping.params().items() if k not in by_row.params}
+    keep = layer.keep if by_row.keep is None else None
+    return _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
 
-    rows = by_row.x.shape[0]
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _run(
+    per_row: PerRow, static: Static, step: int, by_row: tuple[ByRow, ...], shared: tuple[_Shared, ...], target: Array | None
+) -> Any:  # fmt: skip
+    @jax.checkpoint
+    def group(by_row: tuple[ByRow, ...], target: Array | None, shared: tuple[_Shared, ...]) -> Any:
+        params = by_row[0].params | shared[0].params
+        mapping = static.mapping({k: params[k] for k in static.names})
+        layer, *reference = (
+            Layer(x, s.weight, s.bias, s.keep if keep is None else keep, mapping, (), x.dtype)
+            for (x, keep, _), s in zip(by_row, shared)
+        )
+        return Job(layer, per_row, target, shared[0].class_weight, reference=next(iter(reference), None)).result()
+
+    rows = by_row[0].x.shape[0]
     inputs = by_row, target
     if rows <= step:
         return group(*inputs, shared)
@@ -62,12 +72,10 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
 
 class JaxLayers(LayerBridge):
     def by_rows(self, job: Job) -> Any:
-        layer, step = job.layer, rows_at_a_time(job.layer, job.chunk)
-        by_row = layer.by_row()
-        params = {k: v for k, v in layer.mapping.params().items() if k not in by_row.params}
-        keep = layer.keep if by_row.keep is None else None
-        shared = _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
-        return _run(job.per_row, static_of(layer.mapping), step, by_row, shared, job.target)
+        step = rows_at_a_time(job.layer, job.chunk)
+        by_row = tuple(layer.by_row() for layer in job.layers)
+        shared = tuple(_shared(layer, of, job) for layer, of in zip(job.layers, by_row))
+        return _run(job.per_row, static_of(job.layer.mapping), step, by_row, shared, job.target)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))

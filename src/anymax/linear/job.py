@@ -22,6 +22,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping
 from .._core.typing import LossKind
+from ..likelihood.divergence import divergence_rows
 from ..likelihood.terms import terms_of
 from ..losses.formulas import FORMULAS, loss_of_class
 from ..losses.margins import nearest_centers
@@ -216,6 +217,22 @@ class RowTerms(OfSupport):
         return terms_of(mapping, s, at, xp, entropy=self.entropy, rest=self.rest).columns(xp)
 
 
+@dataclasses.dataclass(frozen=True)
+class RowDivergence(PerRow):
+    """Computes the divergence of each row from the same row of a job's reference, whose scores are the `target` of a call."""
+
+    beta: float = 0.0
+
+    def needs_all_scores(self, layer: Layer) -> bool:
+        return True
+
+    def __call__(self, mapping: Mapping, scores: Array, target: Array | None, class_weight: Array | None) -> Array:
+        assert target is not None
+        xp = namespace(scores)
+        s, t = (self.transformed(upcast(a, xp)) for a in (scores, target))
+        return divergence_rows(mapping, s, t, self.beta, xp)
+
+
 class Thresholds(OfSupport):
     """Computes tau and the size of the support for each row. A target is a class that does not count."""
 
@@ -230,14 +247,28 @@ class Job:
 
     layer: Layer
     per_row: PerRow
-    target: Array | None = None  # [rows], class indices with -1 for none, or [rows, classes]
+    # [rows], class indices with -1 for none, or [rows, classes]; with a reference 0, and -1 in a row that does not count
+    target: Array | None = None
     class_weight: Array | None = None  # [classes]
     chunk: int | None = None  # as the caller says
+    reference: Layer | None = None  # its scores are what `per_row` takes as the target; it has the map of `layer`
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return (self.layer,) if self.reference is None else (self.layer, self.reference)
+
+    def recorded(self) -> bool:
+        """True if autograd of torch records operations on a layer."""
+        return self.layer.recorded() or (self.reference is not None and self.reference.recorded())
 
     def rows_at(self, rows: Any, layer: Layer | None = None) -> Job:
         """The job for some of the rows: a slice, or their indices. layer: its part, if it is known."""
         target = None if self.target is None else self.target[rows, ...]
-        return dataclasses.replace(self, layer=self.layer.rows_at(rows) if layer is None else layer, target=target)
+        layer = self.layer.rows_at(rows) if layer is None else layer
+        if self.reference is None:
+            return dataclasses.replace(self, layer=layer, target=target)
+        reference = dataclasses.replace(self.reference.rows_at(rows), mapping=layer.mapping)
+        return dataclasses.replace(self, layer=layer, target=target, reference=reference)
 
     def parts(self, step: int) -> Iterator[tuple[slice, Job]]:
         """The job for `step` rows at a time, and where these are."""
@@ -246,7 +277,11 @@ class Job:
 
     def result(self) -> Any:
         """All rows at once, from all of their scores."""
-        return self.per_row(self.layer.mapping, self.layer.scores(), self.target, self.class_weight)
+        mapping, s = self.layer.mapping, self.layer.scores()
+        if self.reference is None:
+            return self.per_row(mapping, s, self.target, self.class_weight)
+        value = self.per_row(mapping, s, self.reference.scores(), self.class_weight)
+        return value if self.target is None else safe(value, self.target >= 0, 0.0, namespace(s))
 
 
 def loss_of(mapping: Mapping) -> LossKind:

@@ -119,6 +119,11 @@ class Layer:
         """The layer with other features, weight and bias."""
         return dataclasses.replace(self, x=x, weight=weight, bias=bias)
 
+    def with_rows(self, there: Array, xp: Namespace) -> Layer:
+        """The layer with features 0 in the other rows, [rows] of booleans, so that nothing of these reaches a gradient."""
+        x = xp.where(there[:, None], self.x, xp.zeros_like(self.x))
+        return self.with_operands(x, self.weight, self.bias)
+
     def scaled_rows(self, factor: Array, xp: Namespace) -> Layer:
         """The layer with the scores of each row times a factor, [rows, 1]; a bias becomes one more feature."""
         x = as_dtype(upcast(self.x, xp) * factor, self.x.dtype, xp)

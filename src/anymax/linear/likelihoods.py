@@ -30,7 +30,7 @@ from .arguments import (
     row_transforms,
     with_temperature,
 )
-from .job import Job, RowTerms
+from .job import Job, PerRow, RowTerms
 from .layer import Layer, check_chunk
 from .verbs import linear_loss
 
@@ -197,7 +197,7 @@ def linear_topk_kl(
     """
     who = "linear_topk_kl"
     arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
-    layer, transforms = _read(arguments)
+    layer, transforms = read_layer(arguments)
     xp, lead, n = namespace(layer.x), layer.lead, layer.seen_classes
     refuse_sharded(who, None, ids=ids, teacher_log_p=teacher_log_p)
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
@@ -209,7 +209,7 @@ def linear_topk_kl(
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
-def _read(arguments: LayerArguments) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
+def read_layer(arguments: LayerArguments) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
     """The layer, at its temperature, and the transforms of its scores."""
     who, temperature, transform = arguments.who, arguments.temperature, arguments.transform
     layer = arguments.layer()
@@ -233,7 +233,7 @@ class _Tokens:
 
     @classmethod
     def of(cls, arguments: LayerArguments, target: Any, support: Any, *, entropy: bool) -> _Tokens:
-        who, (layer, transforms) = arguments.who, _read(arguments)
+        who, (layer, transforms) = arguments.who, read_layer(arguments)
         layer.refuse_with_sink(who, support=support)
         xp = namespace(layer.x)
         index, _ = class_of_each_row(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
@@ -260,12 +260,17 @@ class _Tokens:
     def _terms(self, support: tuple[Array, Array], xp: Namespace) -> Any:
         who, layer, (ids, offsets) = self.per_row.who, self.layer, support
         classes, there, spot = places_of(who, (layer.rows,), layer.classes, self.index[:, None], ids, offsets, xp)
-        if layer.keep is not None:  # of classes whose bias is -inf
-            there = there & take(xp.broadcast_to(layer.keep, (layer.rows, layer.classes)), classes, xp)
         with quiet(layer.x):
-            s = bridge(layer.x).layers.gathered(layer, classes)
-            s = self.per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
+            s = scores_of_support(layer, self.per_row, classes, there, xp)
             return terms_of(layer.mapping, s, spot, xp, entropy=self.per_row.entropy)
+
+
+def scores_of_support(layer: Layer, per_row: PerRow, classes: Array, there: Array, xp: Namespace) -> Array:
+    """The transformed scores of some classes of each row, [rows, width], -inf where there is none."""
+    if layer.keep is not None:  # of classes whose bias is -inf
+        there = there & take(xp.broadcast_to(layer.keep, (layer.rows, layer.classes)), classes, xp)
+    s = bridge(layer.x).layers.gathered(layer, classes)
+    return per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
 
 
 document(globals(), linear_log_prob, linear_loss)

@@ -48,7 +48,7 @@ class TorchLayers(LayerBridge):
 
     @_outside_autocast
     def values(self, job: Job, without_class: Tensor) -> Tensor:
-        if runs_eagerly(job.layer):
+        if runs_eagerly(job.layer, reference=job.reference):
             return with_a_class(job, without_class, torch_values.values)
         value = None
         if compiling() and not exporting(job.layer.x):

@@ -18,7 +18,7 @@ from ..losses.options import EACH_ROW
 from ..losses.penalties import NO_PENALTIES, RowPenalties
 from ..transforms.softcap import cap_of, softcap
 from . import torch_values
-from .job import Job, PerRow, RowLoss, RowTerms
+from .job import Job, PerRow, RowDivergence, RowLoss, RowTerms
 from .layer import Layer
 from .torch_groups import with_a_class
 
@@ -55,27 +55,40 @@ def values(job: Job) -> Tensor | None:
     that `LossNumbers` can't say."""
     layer, per_row, chunk = job.layer, job.per_row, -1 if job.chunk is None else job.chunk
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
-    cap, loss = cap_of(per_row.transforms), LossNumbers.of(per_row) if isinstance(per_row, RowLoss) else LossNumbers()
-    if spec is None or cap is None or loss is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
+    cap, numbers = cap_of(per_row.transforms), _numbers_of(per_row)
+    if spec is None or cap is None or numbers is None:
         return None
-    tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    how = spec, loss.packed(), cap, _name_of(per_row), chunk
+    tensors = tuple(a for each in job.layers for a in (each.x, each.weight, each.bias))
+    if any(type(each.x) not in (Tensor, torch.nn.Parameter) for each in job.layers):
+        return None
+    keeps = (None if job.reference is None else job.reference.keep, layer.keep)
+    tensors = (*tensors, *(None,) * (_LEARNED - len(tensors)), *keeps, job.target, job.class_weight)
+    how = spec, numbers, cap, _name_of(per_row), chunk
     # torch.compile can't trace an autograd function without a gradient
-    return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
+    return _traced(how, *tensors) if job.recorded() else _run(how, *tensors)
+
+
+_LEARNED = 6  # tensors that may have a gradient: x, weight and bias of a layer, and of the reference
 
 
 def _values(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    loss: list[float], cap: float, terms: str, chunk: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, x_ref: Tensor | None, weight_ref: Tensor | None, bias_ref: Tensor | None,
+    keep_ref: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str, numbers: list[float], cap: float,
+    result: str, chunk: int,
 ) -> Tensor:  # fmt: skip
-    layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
+    mapping, reference = mapping_from(spec, []), None
+    layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype)
+    if x_ref is not None and weight_ref is not None:
+        reference = Layer(x_ref, weight_ref, bias_ref, keep_ref, mapping, (x.shape[0],), x_ref.dtype)
     who, transforms = "a compiled output layer", (softcap(cap),) if cap else ()
-    per_row = (
-        RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
-        if terms
-        else LossNumbers.unpacked(loss).per_row(who, transforms)
-    )
-    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
+    per_row: RowTerms | RowLoss | RowDivergence
+    if result == _DIVERGENCE:
+        per_row = RowDivergence(who, transforms, beta=numbers[0])
+    elif result:
+        per_row = RowTerms(who, transforms, entropy="entropy" in result, rest="rest" in result)
+    else:
+        per_row = LossNumbers.unpacked(numbers).per_row(who, transforms)
+    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk, reference)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)
 
 
@@ -84,38 +97,53 @@ def _forward(*args: Any) -> Tensor:
         return _values(*args).contiguous()
 
 
-def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _vjp(g: Tensor, wants: list[bool], *args: Any) -> tuple[Tensor, ...]:
+    """The gradients by the tensors that may have one; nothing for the others."""
     with torch.enable_grad():
-        free: list[Any] = [None if a is None else a.detach().requires_grad_() for a in (x, weight, bias)]
-        value = _values(*free, *others)
-        grads = torch.autograd.grad(value, [a for a in free if a is not None], g)
-    return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous() if bias is not None else x.new_empty(0)
+        free = [a.detach().requires_grad_() if want else a for a, want in zip(args, wants)]
+        value = _values(*free, *args[_LEARNED:])
+        grads = list(torch.autograd.grad(value, [a for a, want in zip(free, wants) if want], g))
+    return tuple(grads.pop(0).contiguous() if want else g.new_empty(0) for want in wants)
+
+
+_DIVERGENCE = "divergence"
 
 
 def _name_of(per_row: PerRow) -> str:
-    """The terms that a row has, such as "log_p, entropy"; nothing for a loss."""
+    """A divergence, or the terms that a row has, such as "log_p, entropy"; nothing for a loss."""
+    if isinstance(per_row, RowDivergence):
+        return _DIVERGENCE
     if not isinstance(per_row, RowTerms):
         return ""
     return ", ".join(["log_p", *(["entropy"] if per_row.entropy else []), *(["rest"] if per_row.rest else [])])
 
 
-def _forward_fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
-    loss: list[float], cap: float, terms: str, chunk: int,
-) -> Tensor:  # fmt: skip
-    shape = (x.shape[0], index.shape[1] + terms.count(",")) if terms else (x.shape[0],)
+def _numbers_of(per_row: PerRow) -> list[float] | None:
+    """What an operation is told beside the name of the result; None if that does not say all of it."""
+    if isinstance(per_row, RowDivergence):
+        return [per_row.beta]
+    loss = LossNumbers.of(per_row) if isinstance(per_row, RowLoss) else LossNumbers()
+    return None if loss is None else loss.packed()
+
+
+def _forward_fake(x: Tensor, *others: Any) -> Tensor:
+    index, result = others[_INDEX - 1], others[-2]
+    per_row = not result or result == _DIVERGENCE
+    shape = (x.shape[0],) if per_row else (x.shape[0], index.shape[1] + result.count(","))
     return x.new_empty(shape, dtype=wide_dtype(x, torch))
 
 
-def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    one = x.new_empty(0) if bias is None else torch.empty_like(bias)
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), one
+def _vjp_fake(g: Tensor, wants: list[bool], *args: Any) -> tuple[Tensor, ...]:
+    return tuple(a.new_empty(a.shape) if want else g.new_empty(0) for a, want in zip(args, wants))
 
 
-_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk"
+_LEARN = "Tensor x, Tensor weight, Tensor? bias, Tensor? x_ref, Tensor? weight_ref, Tensor? bias_ref"
+_FIXED = "Tensor? keep_ref, Tensor? keep, Tensor index, Tensor? class_weight"
+_INDEX = 8  # the place of `index`
+_ARGUMENTS = f"{_LEARN}, {_FIXED}, str spec, float[] numbers, float cap, str result, int chunk"
+_GRADIENTS = ", ".join(["Tensor"] * _LEARNED)
 opaque(f"layer({_ARGUMENTS}) -> Tensor", _forward, _forward_fake)
-opaque(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _vjp, _vjp_fake)
+opaque(f"layer_vjp(Tensor g, bool[] wants, {_ARGUMENTS}) -> ({_GRADIENTS})", _vjp, _vjp_fake)
 
 
 # -- derivatives ---------------------------------------------------------------------------------------------------------------------
@@ -126,8 +154,9 @@ def _run(how: Any, *tensors: Tensor | None) -> Tensor:
 
 
 def _backward(how: Any, saved: Any, g: Tensor, wants: Any) -> Any:
-    dx, dw, db = torch.ops.anymax.layer_vjp(g, *saved, *how)
-    return dx, dw, None if saved[2] is None else db, None, None, None
+    wants = list(wants[:_LEARNED])
+    grads = torch.ops.anymax.layer_vjp(g, wants, *saved, *how)
+    return *(d if want else None for d, want in zip(grads, wants)), *(None,) * (len(saved) - _LEARNED)
 
 
 _traced = traced_operation("TracedLayer", _run, _backward)

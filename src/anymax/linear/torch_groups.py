@@ -1,7 +1,7 @@
 """PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient, or with it in the forward pass.
 
-`_operands` lists what a result depends on. The backward pass takes them from the graph, so that a change in between is an error. Tensors
-that a user's function reads are not seen.
+A job with a reference has two layers, and a group has the scores of both. `_operands` lists what a result depends on. The backward pass
+takes them from the graph, so that a change in between is an error. Tensors that a user's function reads are not seen.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .._array import recorded, wide_dtype
+from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, with_params
 from ..autodiff.torch_adapter import operation
 from ..autodiff.torch_rows import KINDS, untraced
@@ -27,7 +28,10 @@ from .torch_products import add_to_classes, added_to_rows, entries_of
 
 Tensor = torch.Tensor
 
-_Gradient = list[Tensor | None]  # by x, weight, bias and the tensors of the map
+_Gradient = list[
+    Tensor | None
+]  # by x, weight and bias, those of the reference if there is one, and the tensors of the map
+_LAYER = 3  # how many of these belong to a layer
 
 
 def _groups_forward(how: tuple[Job, int], operands: Any, wants: Any) -> tuple[Any, tuple[()]]:
@@ -85,42 +89,65 @@ _ahead = operation("RowsAhead", _ahead_forward, _ahead_backward, _ahead_plain, o
 
 def _of_operands(gradient: _Gradient, operands: Any) -> tuple[Any, ...]:
     """The gradient as `operation` takes it."""
-    dx, dw, db, *dparams = gradient
-    each = iter([d for d in dparams if d is not None])
-    return dx, dw, db, *(None,) * (len(operands) - 4), lambda _: next(each)
+    of_layers = gradient[: 2 * _LAYER]
+    each = iter([d for d in gradient[2 * _LAYER :] if d is not None])
+    return *of_layers, *(None,) * (len(operands) - 1 - 2 * _LAYER), lambda _: next(each)
+
+
+@dataclasses.dataclass
+class _OfLayer:
+    """The gradient of a layer, to which each group of rows adds its part."""
+
+    dtype: torch.dtype  # of the sums
+    wants: Any  # by x, weight and bias
+    dx: Tensor | None
+    dw: Tensor | None
+    db: Tensor | None
+
+    @classmethod
+    def of(cls, layer: Layer, wants: Any) -> _OfLayer:
+        x, dtype = layer.x, wide_dtype(layer.x, torch)
+        db = torch.zeros(layer.classes, dtype=dtype, device=x.device) if wants[2] else None
+        return cls(dtype, wants, torch.empty_like(x) if wants[0] else None, None, db)
+
+    def add(self, where: slice, ds: Tensor, layer: Layer, rows: int) -> None:
+        """The part of a group of rows, by the gradient in its scores. rows: of all groups."""
+        weight, x = layer.weight, layer.x
+        entries = entries_of(ds) if layer.mapping.facts.sparse and ds.dtype is self.dtype else None
+        if entries is None:
+            if self.dx is not None:
+                self.dx[where] = ds @ weight.to(ds.dtype)
+            if self.wants[1]:
+                alone = where.stop - where.start == rows
+                self.dw = _with_product(self.dw, ds, x, x.dtype if alone else self.dtype)
+        else:
+            if self.dx is not None:
+                self.dx[where] = added_to_rows(None, *entries, x, weight, None)
+            if self.wants[1]:
+                self.dw = torch.zeros(weight.shape, dtype=self.dtype) if self.dw is None else self.dw
+                add_to_classes(self.dw, *entries, x, None)
+
+    def ready(self, layer: Layer) -> _Gradient:
+        dw = None if self.dw is None else self.dw.to(layer.weight.dtype)
+        return [self.dx, dw, None if self.db is None or layer.bias is None else self.db.to(layer.bias.dtype)]
 
 
 def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient]:
     """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
-    layer = job.layer
-    x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
-    dtype = wide_dtype(x, torch)
-    dx = torch.empty_like(x) if wants[0] else None
-    dw: Tensor | None = None
-    db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
+    x, params = job.layer.x, params_of(job.layer.mapping)
+    each = [_OfLayer.of(layer, wants[i * _LAYER : (i + 1) * _LAYER]) for i, layer in enumerate(job.layers)]
     dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[len(wants) - len(params) :])]
-    total = torch.zeros((), dtype=dtype, device=x.device)
-    sparse = layer.mapping.facts.sparse
+    total = torch.zeros((), dtype=each[0].dtype, device=x.device)
     for where, part in job.parts(step):
-        ds, value = _score_gradients(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
+        scores, value = _score_gradients(part, g[where] if g.ndim else g, each, [_part(d, where) for d in dparams])
         total += value
-        entries = entries_of(ds) if sparse and ds.dtype is dtype else None
-        if entries is None:
-            if dx is not None:
-                dx[where] = ds @ weight.to(ds.dtype)
-            if wants[1]:
-                alone = where.stop - where.start == layer.rows
-                dw = _with_product(dw, ds, part.layer.x, x.dtype if alone else dtype)
-        else:
-            if dx is not None:
-                dx[where] = added_to_rows(None, *entries, part.layer.x, weight, None)
-            if wants[1]:
-                dw = torch.zeros(weight.shape, dtype=dtype) if dw is None else dw
-                add_to_classes(dw, *entries, part.layer.x, None)
-        del ds  # before the scores of the next group
-    dw = None if dw is None else dw.to(weight.dtype)
-    db = None if db is None or bias is None else db.to(bias.dtype)
-    return total, [dx, dw, db, *dparams]
+        for of_layer, layer in zip(each, part.layers):
+            ds = scores.pop(0)
+            if any(of_layer.wants):
+                of_layer.add(where, ds, layer, job.layer.rows)
+            del ds  # before the scores of the next group
+    of_layers = [d for of_layer, layer in zip(each, job.layers) for d in of_layer.ready(layer)]
+    return total, [*of_layers, *(None,) * (2 * _LAYER - len(of_layers)), *dparams]
 
 
 def _scale(a: Tensor, g: Tensor) -> None:
@@ -137,34 +164,49 @@ def _part(each: Tensor | None, rows: slice) -> Tensor | None:
     return each if each is None or not each.ndim else each[rows]
 
 
-def _score_gradients(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters, None for
-    a parameter without."""
-    ds = _scores(job.layer)  # a piece at a time becomes its gradient
+def _score_gradients(
+    job: Job, g: Tensor, layers: list[_OfLayer], dparams: list[Tensor | None]
+) -> tuple[list[Tensor], Tensor]:
+    """The gradients in the scores of some rows, for each of the layers that wants one, and the sum of g times their results; adds the
+    gradients by bias and parameters, None for a parameter without."""
+    scores = [_scores(layer) for layer in job.layers]  # a piece at a time becomes its gradient
     total = torch.zeros((), dtype=g.dtype, device=g.device)
-    for where, piece, s in _pieces(job, ds):
+    wanted = [any(of_layer.wants) for of_layer in layers]
+    for where, piece, parts in _pieces(job, scores):
         with torch.enable_grad():
-            s.requires_grad_()
+            for s, want in zip(parts, wanted):
+                s.requires_grad_(want)
             free = [
                 value.detach().requires_grad_(d is not None)
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
-            value = job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight)
+            value = _of_piece(piece, with_params(piece.layer.mapping, free), parts)
             value = value[0] if isinstance(value, tuple) else value  # the other has no gradient
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
             weighted = (scale * value).sum()  # a number: with a gradient given to it torch.autograd.grad loads sympy
-            slope, *rest = torch.autograd.grad(weighted, [s, *free], allow_unused=True)
+            of_scores = [s for s in parts if s.requires_grad]
+            slopes = list(torch.autograd.grad(weighted, [*of_scores, *free], allow_unused=True))
         total = total + weighted.detach()
-        ds[where] = 0.0 if slope is None else slope
-        if piece.layer.keep is not None:
-            ds[where].masked_fill_(~piece.layer.keep, 0)
-        if db is not None:
-            db += ds[where].sum(0, dtype=db.dtype)
-        for dparam, d in zip((d for d in dparams if d is not None), rest):
+        for ds, layer, of_layer, want in zip(scores, piece.layers, layers, wanted):
+            if not want:
+                continue
+            slope = slopes.pop(0)
+            ds[where] = 0.0 if slope is None else slope
+            if layer.keep is not None:
+                ds[where].masked_fill_(~layer.keep, 0)
+            if of_layer.db is not None:
+                of_layer.db += ds[where].sum(0, dtype=of_layer.dtype)
+        for dparam, d in zip((d for d in dparams if d is not None), slopes):
             if d is not None:
                 (dparam[where] if dparam.ndim else dparam).add_(d)
-    return ds, total
+    return scores, total
+
+
+def _of_piece(piece: Job, mapping: Mapping, scores: list[Tensor]) -> Any:
+    """The result for each row of a piece, from the scores of its layers."""
+    s, *others = scores
+    return piece.per_row(mapping, s, others[0] if others else piece.target, piece.class_weight)
 
 
 def _scores(layer: Layer) -> Tensor:
@@ -173,21 +215,22 @@ def _scores(layer: Layer) -> Tensor:
     return s if layer.bias is None else s.add_(layer.bias)
 
 
-def _pieces(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
-    """The pieces of some rows: where they are, their part of the job, and of the scores `s`, in which masked classes become -inf."""
-    for where, piece in job.parts(max(1, torch_blocks.sizes_of(s).piece // job.layer.classes)):
-        part = s[where]
-        if piece.layer.keep is not None:
-            part.masked_fill_(~piece.layer.keep, -math.inf)
-        yield where, piece, part
+def _pieces(job: Job, scores: list[Tensor]) -> Iterator[tuple[slice, Job, list[Tensor]]]:
+    """The pieces of some rows: where they are, their part of the job, and of the scores of its layers, in which masked classes are -inf."""
+    for where, piece in job.parts(max(1, torch_blocks.sizes_of(scores[0]).piece // job.layer.classes)):
+        parts = [s[where] for s in scores]
+        for s, layer in zip(parts, piece.layers):
+            if layer.keep is not None:
+                s.masked_fill_(~layer.keep, -math.inf)
+        yield where, piece, parts
 
 
 def _results(job: Job, step: int) -> Any:
     """The results of all rows, from the scores of `step` rows at a time."""
     parts = []
     for _, part in job.parts(step):
-        for _, piece, s in _pieces(part, _scores(part.layer)):
-            parts.append(job.per_row(piece.layer.mapping, s, piece.target, job.class_weight))
+        for _, piece, scores in _pieces(part, [_scores(layer) for layer in part.layers]):
+            parts.append(_of_piece(piece, piece.layer.mapping, scores))
     return joined(parts)
 
 
@@ -203,26 +246,33 @@ def _with_product(dw: Tensor | None, ds: Tensor, x: Tensor, dtype: torch.dtype) 
 
 
 def _operands(job: Job) -> tuple[Any, ...]:
-    """All that the result depends on."""
-    layer = job.layer
-    tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    return *tensors, *job.per_row.arrays(), layer.mapping
+    """All that the result depends on, those of `_Gradient` first."""
+    layer, other = job.layer, job.reference
+    of_layer = layer.x, layer.weight, layer.bias
+    of_other = (None,) * _LAYER if other is None else (other.x, other.weight, other.bias)
+    more = layer.keep, None if other is None else other.keep, job.target, job.class_weight
+    return *of_layer, *of_other, *more, *job.per_row.arrays(), layer.mapping
 
 
 def _with(job: Job, operands: Any) -> Job:
     """The job with the operands that `_operands` lists."""
-    x, weight, bias, keep, target, class_weight, *arrays, mapping = operands
+    x, weight, bias, x2, weight2, bias2, keep, keep2, target, class_weight, *arrays, mapping = operands
     layer = dataclasses.replace(job.layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
+    other = job.reference
+    if other is not None:
+        other = dataclasses.replace(other, x=x2, weight=weight2, bias=bias2, keep=keep2, mapping=mapping)
+    per_row = job.per_row.with_arrays(arrays)
     return dataclasses.replace(
-        job, layer=layer, per_row=job.per_row.with_arrays(arrays), target=target, class_weight=class_weight
+        job, layer=layer, per_row=per_row, target=target, class_weight=class_weight, reference=other
     )
 
 
-def runs_eagerly(layer: Layer, *others: Any) -> bool:
+def runs_eagerly(layer: Layer, *others: Any, reference: Layer | None = None) -> bool:
     """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
     if torch.compiler.is_compiling() or not untraced():
         return False
-    for a in (layer.x, layer.weight, layer.bias, layer.keep, *others):
+    of_reference = () if reference is None else (reference.x, reference.weight, reference.bias, reference.keep)
+    for a in (layer.x, layer.weight, layer.bias, layer.keep, *of_reference, *others):
         if a is not None and (type(a) not in KINDS or a.layout is not torch.strided or a.is_meta):
             return False
     return not recorded(*others)
@@ -251,9 +301,9 @@ def by_rows(job: Job) -> Any:
     If something traces the calls, all scores are computed at once, in plain operations.
     """
     layer = job.layer
-    if not runs_eagerly(layer, job.target, job.class_weight):
+    if not runs_eagerly(layer, job.target, job.class_weight, reference=job.reference):
         return job.result()
-    if not layer.recorded():
+    if not job.recorded():
         return _results(job, rows_of_group(job))
     if not layer.rows or transforms_learn(job):
         return job.result()

@@ -62,6 +62,8 @@ def choose(job: Job, ahead: int | None = None) -> LayerMethod:
     all_scores = LayerMethod.GROUPS
     if ahead is not None:
         all_scores = LayerMethod.AHEAD
+        if job.reference is not None:
+            return all_scores
         if softmax:
             least_time = (full_precision or gpu) and not likely
         else:
@@ -84,14 +86,21 @@ def rows_ahead(job: Job) -> int | None:
     """
     layer = job.layer
     rows = layer.rows
-    if job.chunk is not None or not rows or not runs_eagerly(layer, job.target, job.class_weight):
+    if (
+        job.chunk is not None
+        or not rows
+        or not runs_eagerly(layer, job.target, job.class_weight, reference=job.reference)
+    ):
         return None
-    if not layer.recorded() or transforms_learn(job):
+    if not job.recorded() or transforms_learn(job):
         return None
-    if layer.weight.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
+    if any(
+        each.weight.dtype is torch.float16 for each in job.layers
+    ):  # too narrow for a gradient before the caller's factor
         return None
     # rows of scores in as much memory as the weight, or in a share of it, unless that is little
-    features, n, sizes = layer.x.shape[1], layer.classes, sizes_of(layer.x)
+    widths, n, sizes = [each.x.shape[1] for each in job.layers], layer.classes, sizes_of(layer.x)
+    features = sum(widths) // len(widths)
     step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
     if step < min(rows, _LEAST_ROWS):
         return None

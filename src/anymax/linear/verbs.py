@@ -257,18 +257,24 @@ class LossJob(NamedTuple):
 
 
 def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
-    xp, layers = namespace(layer.x), bridge(layer.x).layers
     with quiet(layer.x):
-        job, without_class, counted = _loss_job(layer, target, options, per_row, chunk)
-        if without_class is None:
-            value = layers.by_rows(job)
-        else:
-            if options.reduction != "none":
-                factor = options.reduce(xp.ones_like(counted[:1]), counted, counted.dtype, xp)
-                total = layers.total(job, without_class, factor)
-                if total is not None:
-                    return cast(total, layer.dtype)
-            value = layers.values(job, without_class)
+        return reduced(_loss_job(layer, target, options, per_row, chunk), options)
+
+
+def reduced(loss: LossJob, options: LossOptions) -> Any:
+    """The results of all rows, reduced."""
+    job, without_class, counted = loss
+    layer = job.layer
+    xp, layers = namespace(layer.x), bridge(layer.x).layers
+    if without_class is None:
+        value = layers.by_rows(job)
+    else:
+        if options.reduction != "none":
+            factor = options.reduce(xp.ones_like(counted[:1]), counted, counted.dtype, xp)
+            total = layers.total(job, without_class, factor)
+            if total is not None:
+                return cast(total, layer.dtype)
+        value = layers.values(job, without_class)
     return options.reduce(xp.reshape(value, layer.lead), xp.reshape(counted, layer.lead), layer.dtype, xp)
 
 
