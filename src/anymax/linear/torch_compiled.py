@@ -59,7 +59,7 @@ def values(job: Job) -> Tensor | None:
     if spec is None or cap is None or loss is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
     tensors = layer.x, layer.weight, layer.bias, layer.keep, job.target, job.class_weight
-    how = spec, loss.packed(), cap, _name_of(per_row), chunk
+    how = spec, loss.packed(), cap, _name_of(per_row), chunk, job.invariant, layer.rounded_to
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if layer.recorded() else _run(how, *tensors)
 
@@ -67,15 +67,16 @@ def values(job: Job) -> Tensor | None:
 def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
     loss: list[float], cap: float, terms: str, chunk: int,
+    invariant: bool, rounded_to: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
-    layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
+    layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype, rounded_to=rounded_to)
     who, transforms = "a compiled output layer", (softcap(cap),) if cap else ()
     per_row = (
         RowTerms(who, transforms, entropy="entropy" in terms, rest="rest" in terms)
         if terms
         else LossNumbers.unpacked(loss).per_row(who, transforms)
     )
-    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk)
+    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk, invariant)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)
 
 
@@ -102,6 +103,7 @@ def _name_of(per_row: PerRow) -> str:
 def _forward_fake(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str,
     loss: list[float], cap: float, terms: str, chunk: int,
+    invariant: bool, rounded_to: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
     shape = (x.shape[0], index.shape[1] + terms.count(",")) if terms else (x.shape[0],)
     return x.new_empty(shape, dtype=wide_dtype(x, torch))
@@ -113,7 +115,7 @@ def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others
 
 
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk"
+_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk, bool invariant, ScalarType? rounded_to"
 opaque(f"layer({_ARGUMENTS}) -> Tensor", _forward, _forward_fake)
 opaque(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _vjp, _vjp_fake)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import array_api_compat.torch as xp
 import torch
 
 from .._array import recorded, wide_dtype
@@ -20,7 +21,7 @@ from ..autodiff.torch_rows import KINDS, untraced
 from ..kernels import engine_of
 from ..kernels.tasks import LAYER
 from . import torch_blocks
-from .bridge import joined
+from .bridge import TILE, in_tiles, in_turn, joined, padded, rows_of_tile
 from .job import Job
 from .layer import Layer, rows_at_a_time
 from .torch_products import add_to_classes, added_to_rows, entries_of
@@ -39,7 +40,7 @@ def _groups_forward(how: tuple[Job, int], operands: Any, wants: Any) -> tuple[An
 def _groups_backward(how: tuple[Job, int], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     """It computes the scores of each group again."""
     job, step = how
-    _, gradient = _gradient(_with(job, operands), step, grads[0], wants)
+    _, gradient, _ = _gradient(_with(job, operands), step, grads[0], wants)
     return _of_operands(gradient, operands)
 
 
@@ -58,10 +59,11 @@ class _Ahead:
     step: int
     factor: Tensor
     ready: _Gradient | None = None
+    predicted: Tensor | None = None  # the classes of a loss that predicts them
 
 
 def _ahead_forward(how: _Ahead, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
-    value, how.ready = _gradient(_with(how.job, operands), how.step, how.factor, wants)
+    value, how.ready, how.predicted = _gradient(_with(how.job, operands), how.step, how.factor, wants)
     return value, ()
 
 
@@ -77,7 +79,8 @@ def _ahead_backward(how: _Ahead, operands: Any, kept: Any, grads: Any, wants: An
 
 
 def _ahead_plain(how: _Ahead, operands: Any, kept: Any) -> Tensor:
-    return how.factor * _with(how.job, operands).result().sum()
+    value = _with(how.job, operands).result()
+    return how.factor * (value[0] if isinstance(value, tuple) else value).sum()
 
 
 _ahead = operation("RowsAhead", _ahead_forward, _ahead_backward, _ahead_plain, of_map=True)
@@ -90,8 +93,8 @@ def _of_operands(gradient: _Gradient, operands: Any) -> tuple[Any, ...]:
     return dx, dw, db, *(None,) * (len(operands) - 4), lambda _: next(each)
 
 
-def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient]:
-    """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
+def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient, Tensor | None]:
+    """The sum of g times the results, g for each row or for all, its gradient, a group of rows at a time, and the results without one."""
     layer = job.layer
     x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
     dtype = wide_dtype(x, torch)
@@ -100,10 +103,11 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Grad
     db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
     dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[len(wants) - len(params) :])]
     total = torch.zeros((), dtype=dtype, device=x.device)
-    sparse = layer.mapping.facts.sparse
+    sparse, constants = layer.mapping.facts.sparse, []
     for where, part in job.parts(step):
-        ds, value = _score_gradients(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
+        ds, value, constant = _score_gradients(part, g[where] if g.ndim else g, db, [_part(d, where) for d in dparams])
         total += value
+        constants += constant
         entries = entries_of(ds) if sparse and ds.dtype is dtype else None
         if entries is None:
             if dx is not None:
@@ -120,7 +124,7 @@ def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Grad
         del ds  # before the scores of the next group
     dw = None if dw is None else dw.to(weight.dtype)
     db = None if db is None or bias is None else db.to(bias.dtype)
-    return total, [dx, dw, db, *dparams]
+    return total, [dx, dw, db, *dparams], torch.cat(constants) if constants else None
 
 
 def _scale(a: Tensor, g: Tensor) -> None:
@@ -137,12 +141,16 @@ def _part(each: Tensor | None, rows: slice) -> Tensor | None:
     return each if each is None or not each.ndim else each[rows]
 
 
-def _score_gradients(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """The gradient in the scores of some rows, and the sum of g times their results; adds the gradients by bias and parameters, None for
-    a parameter without."""
-    ds = _scores(job.layer)  # a piece at a time becomes its gradient
+def _score_gradients(
+    job: Job, g: Tensor, db: Tensor | None, dparams: list[Tensor | None]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The gradient in the scores of some rows, the sum of g times their results, and the results without a gradient; adds the gradients
+    by bias and parameters, None for a parameter without."""
+    s, constants = _scores(job), []  # a piece at a time becomes its gradient
+    # in half precision that of a row takes the first half of its memory
+    ds = s if s.dtype is job.layer.x.dtype else s.view(job.layer.x.dtype)[:, : s.shape[1]]
     total = torch.zeros((), dtype=g.dtype, device=g.device)
-    for where, piece, s in _pieces(job, ds):
+    for where, piece, s in _pieces(job, s):
         with torch.enable_grad():
             s.requires_grad_()
             free = [
@@ -150,7 +158,9 @@ def _score_gradients(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tenso
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
             value = job.per_row(with_params(piece.layer.mapping, free), s, piece.target, job.class_weight)
-            value = value[0] if isinstance(value, tuple) else value  # the other has no gradient
+            if isinstance(value, tuple):  # the other has no gradient
+                value, constant = value
+                constants.append(constant)
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
             weighted = (scale * value).sum()  # a number: with a gradient given to it torch.autograd.grad loads sympy
@@ -164,18 +174,23 @@ def _score_gradients(job: Job, g: Tensor, db: Tensor | None, dparams: list[Tenso
         for dparam, d in zip((d for d in dparams if d is not None), rest):
             if d is not None:
                 (dparam[where] if dparam.ndim else dparam).add_(d)
-    return ds, total
+    return ds, total, constants
 
 
-def _scores(layer: Layer) -> Tensor:
+def _scores(job: Job) -> Tensor:
     """The scores of some rows, before the mask, in memory that the caller may write to; nothing here is recorded."""
-    s = layer.x @ layer.weight.to(layer.x.dtype).t()
-    return s if layer.bias is None else s.add_(layer.bias)
+    layer = job.layer
+    x = layer.x.clone() if job.invariant else layer.x  # for MKL bits depend on where a row begins in memory
+    out = layer.x.new_empty((layer.rows, layer.classes)) if layer.product_rounds else None
+    s = torch_blocks.product(x, layer.weight.to(x.dtype), out)
+    s = s if layer.bias is None else s.add_(layer.bias)
+    return s if layer.rounded_to is None else s.copy_(layer.rounded(s, xp))
 
 
 def _pieces(job: Job, s: Tensor) -> Iterator[tuple[slice, Job, Tensor]]:
     """The pieces of some rows: where they are, their part of the job, and of the scores `s`, in which masked classes become -inf."""
-    for where, piece in job.parts(max(1, torch_blocks.sizes_of(s).piece // job.layer.classes)):
+    most = job.layer.rows if job.invariant else torch_blocks.sizes_of(s).piece // job.layer.classes
+    for where, piece in job.parts(max(1, most)):
         part = s[where]
         if piece.layer.keep is not None:
             part.masked_fill_(~piece.layer.keep, -math.inf)
@@ -186,7 +201,7 @@ def _results(job: Job, step: int) -> Any:
     """The results of all rows, from the scores of `step` rows at a time."""
     parts = []
     for _, part in job.parts(step):
-        for _, piece, s in _pieces(part, _scores(part.layer)):
+        for _, piece, s in _pieces(part, _scores(part)):
             parts.append(job.per_row(piece.layer.mapping, s, piece.target, job.class_weight))
     return joined(parts)
 
@@ -236,13 +251,21 @@ def rows_with_a_class(without_class: Tensor) -> Tensor | None:
     return (~without_class).nonzero(as_tuple=True)[0] if bool(without_class.any()) else None
 
 
-def with_a_class(job: Job, without_class: Tensor, compute: Callable[[Job], Tensor]) -> Tensor:
+def with_a_class(job: Job, without_class: Tensor, compute: Callable[[Job], Any]) -> Any:
     """`compute(job)` for the rows that have a class, and 0 for the others, which are not computed."""
     rows = rows_with_a_class(without_class)
     if rows is None:
         return compute(job)
     value = compute(job.rows_at(rows))
-    return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
+    if isinstance(value, tuple):
+        return tuple(among_all(job, rows, a) for a in value)
+    return among_all(job, rows, value)
+
+
+def among_all(job: Job, rows: Tensor, value: Tensor) -> Tensor:
+    """The results of these rows, and 0 for the others, or -1 if they are classes."""
+    none = 0 if value.dtype.is_floating_point else -1
+    return value.new_full((job.layer.rows, *value.shape[1:]), none).index_copy(0, rows, value)
 
 
 def by_rows(job: Job) -> Any:
@@ -250,25 +273,53 @@ def by_rows(job: Job) -> Any:
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
+    return in_tiles(job, rows_of_group(job), _by_rows) if job.invariant and job.layer.rows else _by_rows(job)
+
+
+def _by_rows(job: Job) -> Any:
     layer = job.layer
     if not runs_eagerly(layer, job.target, job.class_weight):
-        return job.result()
+        return _plainly(job)
     if not layer.recorded():
         return _results(job, rows_of_group(job))
     if not layer.rows or transforms_learn(job):
-        return job.result()
+        return _plainly(job)
     return _groups((job, rows_of_group(job)), *_operands(job))
 
 
+def _plainly(job: Job) -> Any:
+    """The result in operations that are recorded or traced."""
+    return in_turn(job, rows_of_group(job)) if job.invariant else job.result()
+
+
 def rows_of_group(job: Job) -> int:
-    """How many rows `by_rows` takes at a time; on a GPU the rows of scores may take as much memory as the weight."""
+    """How many rows `by_rows` takes at a time; on a GPU there may be as many scores as the weight has numbers."""
+    if job.invariant:
+        return _tile(job.layer) if runs_eagerly(job.layer) else TILE
     layer, group = job.layer, torch_blocks.sizes_of(job.layer.x).group
     return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_blocks.on_gpu(layer.x) else group)
 
 
-def total(job: Job, step: int, factor: Tensor) -> Tensor:
-    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes. step: how many at a time."""
-    return _ahead(_Ahead(job, step, factor), *_operands(job))
+def _tile(layer: Layer) -> int:
+    with torch.no_grad():
+        how = str(layer.x.device), torch.get_num_threads()
+        return rows_of_tile(layer, lambda x, w: torch_blocks.product(x, w.to(x.dtype)), *how)
+
+
+def total(job: Job, step: int, factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes, and what classes they predict.
+
+    step: how many at a time.
+    """
+    rows = job.layer.rows
+    if job.invariant:
+        job = padded(job, step)
+        assert job.target is not None
+        more = torch.arange(job.layer.rows, device=job.target.device) >= rows
+        job = dataclasses.replace(job, target=job.target.masked_fill(more, -1))
+    how = _Ahead(job, step, factor)
+    value = _ahead(how, *_operands(job))
+    return value, None if how.predicted is None else how.predicted[:rows]
 
 
 def transforms_learn(job: Job) -> bool:

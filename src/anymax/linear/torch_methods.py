@@ -40,7 +40,7 @@ class LayerMethod(enum.Enum):
 
     def words(self, job: Job, ahead: int | None) -> str:
         """Its value, with the sizes of the job. ahead: as in `choose`."""
-        rows, classes = BlockSize.of(job.layer, job.chunk)
+        rows, classes, _ = BlockSize.of(job.layer, job.chunk)
         if self is LayerMethod.GROUPS:
             rows = rows_of_group(job)
         elif self is LayerMethod.AHEAD and ahead is not None:
@@ -50,6 +50,8 @@ class LayerMethod(enum.Enum):
 
 def choose(job: Job, ahead: int | None = None) -> LayerMethod:
     """The method that takes least time. ahead: the result of `rows_ahead`, if the caller wants no more than the sum of all results."""
+    if job.invariant:
+        return LayerMethod.GROUPS if ahead is None else LayerMethod.AHEAD
     layer, per_row = job.layer, job.per_row
     x, softmax = layer.x, layer.mapping.is_softmax
     full_precision, gpu = x.dtype is wide_dtype(x, torch), torch_blocks.on_gpu(x)
@@ -84,12 +86,14 @@ def rows_ahead(job: Job) -> int | None:
     """
     layer = job.layer
     rows = layer.rows
-    if job.chunk is not None or not rows or not runs_eagerly(layer, job.target, job.class_weight):
+    if (job.chunk is not None and not job.invariant) or not rows or not runs_eagerly(layer, job.target, job.class_weight):
         return None
     if not layer.recorded() or transforms_learn(job):
         return None
     if layer.weight.dtype is torch.float16:  # too narrow for a gradient before the caller's factor
         return None
+    if job.invariant:
+        return rows_of_group(job)
     # rows of scores in as much memory as the weight, or in a share of it, unless that is little
     features, n, sizes = layer.x.shape[1], layer.classes, sizes_of(layer.x)
     step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)

@@ -40,7 +40,7 @@ def of_softmax(
         value, index, at, full, others = candidates_of(job, bound, OfTarget.APART)
         if not bool(full.any()):
             target_and_rest, weighted_score = _likely(
-                None, *_operands(layer, target, class_factors), value, index, at, others
+                BlockSize.of(layer, job.chunk), *_operands(layer, target, class_factors), value, index, at, others
             )
             return target_and_rest, weighted_score, weighted_score
     target = target if target.ndim == 2 else target[:, None]
@@ -55,7 +55,7 @@ def _others_forward(how: tuple[BlockSize, bool], operands: Any, wants: Any) -> t
     """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, class_factors>; the
     entropy of the softmax of the others."""
     x, weight, bias, keep, target, class_factors = operands
-    value, h = others_of(_layer(x, weight, bias, keep), target, *how)
+    value, h = others_of(_layer(x, weight, bias, keep, how[0]), target, *how)
     weighted_score, _ = weighted_scores(value, x, weight, bias, class_factors)
     return (value, weighted_score, h), (value, h)
 
@@ -66,17 +66,19 @@ def _others_backward(how: tuple[BlockSize, bool], operands: Any, kept: Any, grad
     if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
         g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
     gradient = _ScoreGradient(value, g, g_h, class_factors, g_weighted)
-    return *_others_back(_layer(x, weight, bias, keep), target, gradient, how[0], wants), None, None, None
+    return *_others_back(_layer(x, weight, bias, keep, how[0]), target, gradient, how[0], wants), None, None, None
 
 
 def _others_plain(how: tuple[BlockSize, bool], operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _plain(*operands, entropy=how[1])
+    return _plain(*operands, how=how)
 
 
 def _plain(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, class_factors: Tensor | None, entropy: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, class_factors: Tensor | None,
+    how: tuple[BlockSize, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
+    blocks, entropy = how
+    s = _layer(x, weight, bias, keep, blocks).scores().to(wide_dtype(x, torch))
     there = target >= 0
     of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
@@ -94,7 +96,7 @@ def _plain(
 _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
 
 
-def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+def _likely_forward(_: BlockSize, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
     """`_others_forward` with a gradient for the candidates only."""
     x, weight, bias, _keep, _target, class_factors, value, _index, at, others = operands
     target_and_rest = torch.cat([value.gather(1, at[:, None]), others], 1)
@@ -102,7 +104,7 @@ def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, T
     return (target_and_rest, weighted_score), (target_and_rest, mixed)
 
 
-def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+def _likely_backward(_: BlockSize, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     x, weight, bias, _keep, _target, class_factors, value, index, at = operands
     (target_and_rest, mixed), (g, g_weighted) = kept, grads
     if g is not None:
@@ -111,9 +113,9 @@ def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) 
     return *candidates_back(wants, g, g_weighted, index, x, weight, bias, class_factors, mixed), *(None,) * 7
 
 
-def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
+def _likely_plain(blocks: BlockSize, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
     x, weight, bias, keep, target, class_factors, *_candidates = operands
-    return _plain(x, weight, bias, keep, target[:, None], class_factors, entropy=False)[:2]
+    return _plain(x, weight, bias, keep, target[:, None], class_factors, (blocks, False))[:2]
 
 
 _likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _likely_plain, saves=9)
@@ -170,7 +172,7 @@ class _ScoreGradient(NamedTuple):
         return _ScoreGradient(value[rows], g[rows], mix, class_factors, g_weighted)
 
     def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
-        """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
+        """The gradient in the scores of the classes a to b, in their dtype, `step` rows at a time."""
         d = scores.block(a, b)
         row, column, place = scores.targets(a, b)
         d[row, place] = -math.inf
@@ -204,18 +206,19 @@ def _others_back(
     db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
     tiles = list(layer.parts(blocks.rows))
     buffer = blocks.buffer(layer)
-    half = buffer.dtype is not dtype
-    step = sizes_of(x).converted if half else max(layer.rows, 1)
+    half, step = x.dtype is not dtype, max(layer.rows, 1)
+    converted = step if buffer.dtype is dtype else sizes_of(x).converted
     scores = [ScoreBlocks(part, blocks, target[tile], buffer) for tile, part in tiles]
     parts = [of.rows_at(tile) for tile, _ in tiles]
     for a, b in blocks.parts(layer):
         sums = None
         for (tile, _), block, part in zip(tiles, scores, parts):
-            d = part.block(block, a, b, step)
+            d = part.block(block, a, b, converted)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=dtype)
+            d = d.to(x.dtype)
             if dx is not None and half:
-                for out, piece in zip(dx[tile].split(step), d.split(step)):
+                for out, piece in zip(dx[tile].split(sizes_of(x).converted), d.split(sizes_of(x).converted)):
                     out += piece @ weight[a:b]
             elif dx is not None:
                 dx[tile].addmm_(d, block.weight(a, b))
@@ -231,5 +234,5 @@ def _others_back(
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
 
 
-def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None) -> Layer:
-    return Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
+def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, blocks: BlockSize) -> Layer:
+    return Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype, rounded_to=blocks.rounded_to)
