@@ -20,6 +20,9 @@ from .call import Arguments, ShardedLossKeywords, ShardKeywords, eagerly
 from .layer import LayerOperands
 
 _HINTS = HINTS | {
+    "score_dtype": "leave it out: over several processes the scores of half precision are in its dtype on a GPU, in fp32 on a CPU",
+    "invariant": "leave it out: it is for a process with all classes",
+    "return_predicted": "leave it out: it is for a process with all classes",
     "least": "leave it out: over several processes the gradient is always exact",
     "margin": "use anymax.nn.MarginHead with group=",
 }

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .._array import autocast_dtype, compiling, exporting, recorded, without_autocast
+from .._array import autocast_dtype, compiling, exporting, wide_dtype, without_autocast
+from ..autodiff.torch_adapter import operation
 from ..autodiff.torch_graphs import outside_graphs
 from ..autodiff.torch_rows import KINDS, untraced
 from . import torch_blocks, torch_contrastive, torch_groups, torch_values
@@ -44,8 +45,9 @@ class TorchLayers(LayerBridge):
         return torch_groups.by_rows(job)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        eager = not compiling() and untraced() and type(x) in KINDS and not recorded(x, weight)
-        return torch_blocks.product(x, weight) if eager else super().product(x, weight)
+        if compiling() or not untraced() or type(x) not in KINDS or x.dtype is wide_dtype(x, torch):
+            return super().product(x, weight)
+        return _product(None, x, weight)
 
     @_outside_autocast
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
@@ -94,5 +96,22 @@ class TorchLayers(LayerBridge):
         of_rows = torch_values.thresholds(job)
         return self.by_rows(job) if of_rows is None else of_rows
 
+
+def _product_forward(_: None, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
+    return torch_blocks.product(*operands), ()
+
+
+def _product_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    """In the dtype of the operands, as all gradients of an output layer are."""
+    (x, weight), g = operands, grads[0].to(operands[0].dtype)
+    return g @ weight if wants[0] else None, g.t() @ x if wants[1] else None
+
+
+def _product_plain(_: None, operands: Any, kept: Any) -> Tensor:
+    x, weight = (a.to(wide_dtype(a, torch)) for a in operands)
+    return x @ weight.t()
+
+
+_product = operation("ScoreProduct", _product_forward, _product_backward, _product_plain)
 
 BRIDGE = TorchLayers()

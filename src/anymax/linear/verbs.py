@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 from .. import _array
 from .._array import Array, Namespace, device_of, namespace, quiet, upcast
@@ -36,6 +36,22 @@ _SOFTMAX = Softmax()
 _HINTS = HINTS | {
     "temperature": "divide x by it",
 }
+
+
+@overload
+def linear_loss(
+    x: ArrayT | Numbers, linear_weight: Any, target: Target, mapping: Mapping | str = ..., *, return_predicted: Literal[True],
+    **options: Any,
+) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def linear_loss(
+    x: ArrayT | Numbers, linear_weight: Any, target: Target, mapping: Mapping | str = ..., *, linear_bias: Any = None,
+    weight: Weight = None, mask: Mask = None, transform: Callable[[Any], Any] | None = None, chunk: int | None = None,
+    least: float = 0.0, suppress: float = 0.0, z_loss: float = 0.0, score_dtype: DType = None, invariant: bool = False,
+    return_predicted: Literal[False] = False, **options: Unpack[SampleKeywords],
+) -> ArrayT: ...  # fmt: skip
 
 
 @check_keywords(_HINTS, bias="linear_bias")
