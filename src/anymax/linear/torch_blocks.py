@@ -62,6 +62,12 @@ def sizes_of(x: Tensor) -> Sizes:
     return GPU if on_gpu(x) else CPU
 
 
+def rows_in_memory(layer: Layer) -> int:
+    """For how many rows all scores may be held: in as much memory as the weight, or in a share of it, unless that is little."""
+    features, n, sizes = layer.x.shape[1], layer.classes, sizes_of(layer.x)
+    return max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
+
+
 def product(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` of operands of one dtype, summed in fp32 or fp64 and returned so, or in the dtype of `out`.
 
@@ -110,10 +116,13 @@ class BlockSize(NamedTuple):
         wanted = min(rows * n // sizes.block_share, sizes.block) // tile
         return cls(tile, min(n, max(GROUP, min(wanted // GROUP * GROUP, sizes.block_classes))), layer.rounded_to)
 
+    def dtype_of(self, x: Tensor) -> torch.dtype:
+        """That of scores in memory: of half precision only if the product rounds them to it."""
+        return x.dtype if x.dtype is self.rounded_to else wide_dtype(x, torch)
+
     def buffer(self, layer: Layer) -> Tensor:
         """Memory for one block of the layer's scores."""
-        dtype = layer.x.dtype if layer.product_rounds else wide_dtype(layer.x, torch)
-        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=dtype)
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=self.dtype_of(layer.x))
 
     def parts(self, layer: Layer) -> list[tuple[int, int]]:
         """Where the blocks of classes begin and end."""
@@ -144,10 +153,10 @@ class ScoreBlocks:
                 )
             )
 
-    def block(self, a: int, b: int, new: bool = False) -> Tensor:
-        """The scores of the classes a to b, in the dtype of the buffer. new: in newly allocated memory, not in the buffer."""
-        layer, size = self.layer, self.layer.rows * (b - a)
-        s = (self.buffer.new_empty(size) if new else self.buffer[:size]).view(layer.rows, b - a)
+    def block(self, a: int, b: int, out: Tensor | None = None) -> Tensor:
+        """The scores of the classes a to b, in the dtype of the buffer. out: other memory for them."""
+        layer = self.layer
+        s = self.memory(a, b) if out is None else out
         product(layer.x, self.weight(a, b), s)
         if layer.bias is not None:
             s += layer.bias[a:b]
@@ -156,6 +165,10 @@ class ScoreBlocks:
         if layer.keep is not None:
             s.masked_fill_(~layer.keep[:, a:b], -math.inf)
         return s
+
+    def memory(self, a: int, b: int) -> Tensor:
+        """The part of the buffer that the scores of the classes a to b take."""
+        return self.buffer[: self.layer.rows * (b - a)].view(self.layer.rows, b - a)
 
     def weight(self, a: int, b: int) -> Tensor:
         """The weight of the classes a to b, in the dtype of the product."""

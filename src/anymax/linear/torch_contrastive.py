@@ -47,7 +47,7 @@ def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], An
         of_blocks = []
         for i, j in _SIZE.parts(scores.layer):
             room -= scores.layer.rows * (j - i)
-            s = scores.block(i, j, room >= 0)
+            s = scores.block(i, j, torch.empty_like(scores.memory(i, j)) if room >= 0 else None)
             if room >= 0:
                 saved.append(s)
             pairs, diagonal = _diagonal(s, tile, i, j)

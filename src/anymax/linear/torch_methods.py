@@ -14,7 +14,7 @@ from .._core.separable import Separable
 from .._core.ways import Way, way_of
 from . import torch_blocks
 from .job import Job, RowLoss, RowTerms
-from .torch_blocks import BlockSize, sizes_of
+from .torch_blocks import BlockSize, rows_in_memory, sizes_of
 from .torch_groups import rows_of_group, runs_eagerly, transforms_learn
 
 Tensor = torch.Tensor
@@ -94,9 +94,7 @@ def rows_ahead(job: Job) -> int | None:
         return None
     if job.invariant:
         return rows_of_group(job)
-    # rows of scores in as much memory as the weight, or in a share of it, unless that is little
-    features, n, sizes = layer.x.shape[1], layer.classes, sizes_of(layer.x)
-    step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
+    step = rows_in_memory(layer)
     if step < min(rows, _LEAST_ROWS):
         return None
     return -(-rows // -(-rows // step))  # groups of the same size
