@@ -115,7 +115,13 @@ VERBS = {  # name: (of x, weight, target, map; of map, scores, target)
         lambda m, s, y, **k: A.threshold(m, s, **k).support,
     ),
 }  # fmt: skip
-OF_LAYERS = ("chunk", "invariant", "transform", "least", "linear_bias")  # keywords that change how, or what the scores are
+OF_LAYERS = (
+    "chunk",
+    "invariant",
+    "transform",
+    "least",
+    "linear_bias",
+)  # keywords that change how, or what the scores are
 
 
 def of_all_scores(verb, x, linear_weight, bias, y, mapping, **given):

@@ -130,6 +130,7 @@ def test_the_loss_and_its_gradients_are_those_of_all_scores(name, dtype, options
         ("softmax", "bfloat16", {"reduction": "none"}, "blocks"), ("softmax", "bfloat16", {"chunk": 16}, "blocks"),
         ("softmax", "float32", {"least": 0.01}, "candidates"), ("softmax", "bfloat16", {"least": 0.01}, "ahead"),
         ("softmax", "bfloat16", {"least": 0.01, "reduction": "none"}, "blocks"),
+        ("softmax", "bfloat16", {"least": 0.01, "chunk": 32}, "candidates"),
         ("softmax", "bfloat16", {"z_loss": 0.1}, "ahead"), ("sparsemax", "bfloat16", {"suppress": 0.5}, "ahead"),
         ("sparsemax", "float32", {"suppress": 0.5}, "ahead"), ("sparsemax", "float32", {}, "candidates"),
         ("sparsemax", "bfloat16", {}, "ahead"), ("sparsemax", "bfloat16", {"reduction": "none"}, "groups"),
@@ -164,6 +165,21 @@ def test_the_way_is_the_one_that_is_told(name, dtype, options, way, ways):
     want = loss_of(name)(MAPS[name], these.scores(), these.y, reduction=options.get("reduction", "mean"))
     bound = 2e-5 + 2 * torch.finfo(value.dtype).eps
     torch.testing.assert_close(value.detach(), want.detach().to(value.dtype), rtol=bound, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 32}, {"chunk": 32, "label_smoothing": 0.1}], ids=str)
+@dtypes
+def test_classes_below_least_may_have_no_gradient(dtype, options):
+    """In half precision only where the caller says `chunk`: there are three products of all scores otherwise."""
+    these = Operands.of(dtype, sigma=1.0)
+    x, weight, bias = these.free
+    given = {"linear_bias": bias, "reduction": "none", **options}
+    value = am.linear_loss(x, weight, these.y, least=1e-4, **given)
+    s = these.scores()
+    want = am.cross_entropy(s, these.y, reduction="none", label_smoothing=options.get("label_smoothing", 0.0))
+    torch.testing.assert_close(value.detach().double(), want.detach(), rtol=2e-5, atol=2e-5)
+    found = torch.autograd.grad(value.sum(), these.free)
+    compare(found, these.gradients(want.sum(), s), "bfloat16", values=0)
 
 
 @dtypes

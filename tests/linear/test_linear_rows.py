@@ -64,7 +64,9 @@ def test_scores_of_half_precision_are_in_fp32(verb, kind, given, device):
     close(np.asarray(back(got), np.float64), OF_ROWS[verb](*exact, np.asarray(back(y)), A.Softmax()), 1e-5)
 
 
-@pytest.mark.parametrize("given", [{}, {"chunk": 70}, {"invariant": True}, {"transform": A.transforms.softcap(30.0)}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, {"chunk": 70}, {"invariant": True}, {"transform": A.transforms.softcap(30.0)}], ids=str
+)
 @every_kind
 @every_verb
 def test_scores_are_rounded_for_who_wants_it(verb, kind, given, device):
@@ -74,7 +76,9 @@ def test_scores_are_rounded_for_who_wants_it(verb, kind, given, device):
     torch = pytest.importorskip("torch")
     scores = (torch.tensor(x).float() @ torch.tensor(weight).float().T).to(getattr(torch, dtype)).double().numpy()
     eye = np.eye(scores.shape[1])
-    want = OF_ROWS[verb](scores, eye, np.asarray(back(y)), A.Softmax(), **{k: v for k, v in given.items() if k == "transform"})
+    want = OF_ROWS[verb](
+        scores, eye, np.asarray(back(y)), A.Softmax(), **{k: v for k, v in given.items() if k == "transform"}
+    )
     full = OF_ROWS[verb](*own, y, A.Softmax(), **given)
     for named in (dtype, getattr(torch, dtype)):
         got = np.asarray(back(OF_ROWS[verb](*own, y, A.Softmax(), score_dtype=named, **given)), np.float64)
@@ -116,7 +120,13 @@ def test_a_device_multiplies_into_fp32_where_torch_can(monkeypatch):
 
     monkeypatch.setattr(torch, "mm", of_gpu)
     free = [x.requires_grad_(), weight.requires_grad_()]
-    for given in ({}, {"reduction": "none"}, {"chunk": 50}, {"mapping": "entmax15", "chunk": 50}, {"mapping": "taylor"}):
+    for given in (
+        {},
+        {"reduction": "none"},
+        {"chunk": 50},
+        {"mapping": "entmax15", "chunk": 50},
+        {"mapping": "taylor"},
+    ):
         asked.clear()
         value = A.linear_loss(*free, y, **given)
         torch.autograd.grad(value.sum(), free)
@@ -150,7 +160,9 @@ def test_dtypes_of_scores_that_make_no_sense(dtype, wanted, error):
 @every_kind
 def test_a_row_has_the_same_bits_among_any_others(kind, name, shape, dtype):
     """In NumPy and torch the library of products sums the rows of small and large batches in different orders."""
-    (x, weight), _, y = halves(kind, "float16" if kind == "numpy" and dtype == "bfloat16" else dtype, 150, shape[1], shape[0])
+    (x, weight), _, y = halves(
+        kind, "float16" if kind == "numpy" and dtype == "bfloat16" else dtype, 150, shape[1], shape[0]
+    )
     threads = (1, 2) if kind == "torch" else (None,)
     for verb in OF_ROWS.values():
         for count in threads:
@@ -160,7 +172,13 @@ def test_a_row_has_the_same_bits_among_any_others(kind, name, shape, dtype):
                 torch.set_num_threads(count)
             try:
                 of_all = np.asarray(back(verb(x, weight, y, MAPS[name], invariant=True)))
-                for rows, chunk in (([0], None), ([137], 3), ([5, 9, 137], 1), (range(149, 60, -1), 1000), (range(65), None)):
+                for rows, chunk in (
+                    ([0], None),
+                    ([137], 3),
+                    ([5, 9, 137], 1),
+                    (range(149, 60, -1), 1000),
+                    (range(65), None),
+                ):
                     at = np.asarray(rows)
                     got = np.asarray(back(verb(x[at], weight, y[at], MAPS[name], invariant=True, chunk=chunk)))
                     assert got.tobytes() == of_all[at].tobytes(), (len(at), chunk, count)
@@ -182,11 +200,10 @@ def test_without_it_bits_depend_on_the_batch():
 def test_gradients_of_such_rows(name, reduction):
     torch, free, y = torch_operands(rows=70)
     y[3] = -100
-    for given in ({}, {"mask": torch.arange(70)[:, None] % 60 != torch.arange(60)}, {"transform": A.transforms.softcap(2.0)}):
-        value = lambda **more: A.linear_loss(  # noqa: E731
-            *free[:2], y, name, linear_bias=free[2], reduction=reduction, **given, **more
-        )
-        got, want = value(invariant=True), value()
+    mask = torch.arange(70)[:, None] % 60 != torch.arange(60)
+    for given in ({}, {"mask": mask}, {"transform": A.transforms.softcap(2.0)}):
+        given |= {"linear_bias": free[2], "reduction": reduction}
+        got, want = (A.linear_loss(*free[:2], y, name, invariant=i, **given) for i in (True, False))
         close(got.detach(), want.detach(), 1e-10)
         finite = torch.isfinite(want)
         for a, b in zip(*(torch.autograd.grad(torch.where(finite, v, 0.0).sum(), free) for v in (got, want))):
@@ -234,7 +251,9 @@ def test_such_rows_have_no_support():
 # -- padding ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{}, {"chunk": 16}, {"invariant": True}, {"temperature": 0.7}, {"support": True}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, {"chunk": 16}, {"invariant": True}, {"temperature": 0.7}, {"support": True}], ids=str
+)
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
 @every_kind
 def test_padding_has_no_statistics(kind, name, given):
@@ -270,7 +289,9 @@ def test_padding_has_no_gradient(name):
 # -- predicted classes -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{}, {"chunk": 16}, {"invariant": True}, {"mask": True}, {"label_smoothing": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, {"chunk": 16}, {"invariant": True}, {"mask": True}, {"label_smoothing": 0.1}], ids=str
+)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "sink", "taylor"])
 @every_kind
@@ -293,9 +314,7 @@ def test_predicted_classes(kind, name, reduction, given):
     best = np.where((y < 0) | (best == 60), -1, best)
     a, w, b, t = made(kind, x, weight, bias, y)
     given = {k: KINDS[kind](v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
-    loss, classes = A.linear_loss(
-        a, w, t, mapping, linear_bias=b, reduction=reduction, return_predicted=True, **given
-    )
+    loss, classes = A.linear_loss(a, w, t, mapping, linear_bias=b, reduction=reduction, return_predicted=True, **given)
     same(np.asarray(back(classes)), best)
     want = A.linear_loss(a, w, t, mapping, linear_bias=b, reduction=reduction, **given)
     close(np.asarray(back(loss), np.float64), np.asarray(back(want), np.float64), 1e-5)
@@ -307,14 +326,18 @@ def test_predicted_classes_beside_a_gradient(name, reduction):
     mapping = A.Taylor(2) if name == "taylor" else MAPS[name]
     torch, free, y = torch_operands(rows=80)
     y[7] = -100
-    loss, classes = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2], reduction=reduction, return_predicted=True)
+    loss, classes = A.linear_loss(
+        *free[:2], y, mapping, linear_bias=free[2], reduction=reduction, return_predicted=True
+    )
     want = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2], reduction=reduction)
     assert not classes.requires_grad
     assert not classes.is_floating_point()
     for a, b in zip(*(torch.autograd.grad(v.sum(), free) for v in (loss, want))):
         close(a, b, 1e-10)
     soft = torch.softmax(torch.randn(80, 60, generator=torch.Generator().manual_seed(0)).double(), 1)
-    loss, again = A.linear_loss(*free[:2], soft, mapping, linear_bias=free[2], reduction=reduction, return_predicted=True)
+    loss, again = A.linear_loss(
+        *free[:2], soft, mapping, linear_bias=free[2], reduction=reduction, return_predicted=True
+    )
     assert torch.equal(again[y >= 0], classes[y >= 0])
     loss.sum().backward()
 

@@ -41,7 +41,13 @@ class LayerArguments(NamedTuple):
     def layer(self) -> Layer:
         """The operands, before a temperature."""
         return Layer.of(
-            self.who, self.x, self.linear_weight, self.mapping, self.linear_bias, self.mask, score_dtype=self.score_dtype
+            self.who,
+            self.x,
+            self.linear_weight,
+            self.mapping,
+            self.linear_bias,
+            self.mask,
+            score_dtype=self.score_dtype,
         )
 
     def job(self, layer: Layer, per_row: PerRow, target: Any = None, class_weight: Any = None) -> Job:

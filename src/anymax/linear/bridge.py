@@ -90,7 +90,9 @@ def padded(job: Job, step: int) -> Job:
     rows = job.layer.rows
     if rows % step == 0:
         return job
-    at = _array.counts(namespace(job.layer.x).arange(rows + -rows % step, **_array.device_of(job.layer.x)), namespace(job.layer.x))
+    at = _array.counts(
+        namespace(job.layer.x).arange(rows + -rows % step, **_array.device_of(job.layer.x)), namespace(job.layer.x)
+    )
     return job.rows_at(namespace(at).where(at < rows, at, rows - 1))
 
 

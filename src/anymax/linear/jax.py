@@ -72,18 +72,19 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
     return jax.lax.map(jax.checkpoint(row), (x, classes), batch_size=step)
 
 
+def _by_rows(job: Job) -> Any:
+    layer, step = job.layer, TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
+    by_row = layer.by_row()
+    params = {k: v for k, v in layer.mapping.params().items() if k not in by_row.params}
+    keep = layer.keep if by_row.keep is None else None
+    shared = _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
+    how = _How(job.per_row, layer.rounded_to, step, job.invariant)
+    return _run(how, static_of(layer.mapping), by_row, shared, job.target)
+
+
 class JaxLayers(LayerBridge):
     def by_rows(self, job: Job) -> Any:
-        return in_tiles(job, TILE, self._by_rows) if job.invariant else self._by_rows(job)
-
-    def _by_rows(self, job: Job) -> Any:
-        layer, step = job.layer, TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
-        by_row = layer.by_row()
-        params = {k: v for k, v in layer.mapping.params().items() if k not in by_row.params}
-        keep = layer.keep if by_row.keep is None else None
-        shared = _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
-        how = _How(job.per_row, layer.rounded_to, step, job.invariant)
-        return _run(how, static_of(layer.mapping), by_row, shared, job.target)
+        return in_tiles(job, TILE, _by_rows) if job.invariant else _by_rows(job)
 
     def product(self, x: Array, weight: Array) -> Array:
         return jax.numpy.matmul(x, weight.T, preferred_element_type=wide_dtype(x, jax.numpy))

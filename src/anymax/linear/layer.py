@@ -108,7 +108,9 @@ class Layer:
         if hides := mapping.hidden is not None and not of_shard:
             mapping, weight, bias, keep = _with_sink(who, mapping, weight, bias, keep, xp)
         dtype = dtype_of_result(x, xp)
-        return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides, rounded_to)
+        return cls(
+            xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides, rounded_to
+        )
 
     def as_given(self, each: Array, xp: Namespace) -> Array:
         """One number of each row, [rows] or [rows, 1], in the shape of the rows as given."""

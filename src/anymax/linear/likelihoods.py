@@ -212,9 +212,7 @@ def linear_topk_kl(
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
     classes = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))
     per_row = RowTerms(who, transforms, rest=teacher.needs_rest)
-    columns = bridge(layer.x).layers.values(
-        arguments.job(layer, per_row, classes), per_row.empty_rows(classes)
-    )
+    columns = bridge(layer.x).layers.values(arguments.job(layer, per_row, classes), per_row.empty_rows(classes))
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
@@ -236,6 +234,7 @@ class _Tokens:
     """The classes of the rows of a layer, and what to compute for them."""
 
     job: Job
+    per_row: RowTerms
     index: Array  # [rows], -1 for none
     padding: Array  # [rows], True where the target is the mark of padding
 
@@ -246,14 +245,15 @@ class _Tokens:
         xp = namespace(layer.x)
         target = indices_of_rows(who, target, layer, xp)
         index, _ = class_of_each_row(who, target, layer, None, xp)
-        job = arguments.job(layer, RowTerms(who, transforms, entropy=entropy), index[:, None])
+        per_row = RowTerms(who, transforms, entropy=entropy)
+        job = arguments.job(layer, per_row, index[:, None])
         if job.invariant and support is not None:
             raise ValueError(f"{who}: {INVARIANT_SUPPORT}")
-        return cls(job, index, xp.reshape(target == PADDING, (layer.rows,)))
+        return cls(job, per_row, index, xp.reshape(target == PADDING, (layer.rows,)))
 
     def all(self) -> tuple[Any, Any]:
         """log p and the entropy over all classes."""
-        layer, per_row, xp = self.job.layer, self.job.per_row, namespace(self.index)
+        layer, per_row, xp = self.job.layer, self.per_row, namespace(self.index)
         empty = self.padding if per_row.entropy else per_row.empty_rows(self.index[:, None])
         columns = bridge(layer.x).layers.values(self.job, empty)
         return self._as_given(columns[:, 0], columns[:, 1] if per_row.entropy else None, xp)
@@ -270,12 +270,12 @@ class _Tokens:
         return bridge(self.job.layer.x).layers.outside_graphs(self._of_support, support)
 
     def _of_support(self, support: Any) -> tuple[Any, Any]:
-        who, layer, xp = self.job.per_row.who, self.job.layer, namespace(self.index)
+        who, layer, xp = self.per_row.who, self.job.layer, namespace(self.index)
         terms = self._terms(sized_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
         return self._as_given(terms.log_p[:, 0], None if terms.entropy is None else terms.entropy[:, 0], xp)
 
     def _terms(self, support: tuple[Array, Array], xp: Namespace) -> Any:
-        layer, per_row, (ids, offsets) = self.job.layer, self.job.per_row, support
+        layer, per_row, (ids, offsets) = self.job.layer, self.per_row, support
         who = per_row.who
         classes, there, spot = places_of(who, (layer.rows,), layer.classes, self.index[:, None], ids, offsets, xp)
         if layer.keep is not None:  # of classes whose bias is -inf

@@ -68,6 +68,11 @@ def rows_in_memory(layer: Layer) -> int:
     return max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
 
 
+def holds_scores(layer: Layer, chunk: int | None) -> bool:
+    """True if softmax's scores are held from the forward to the backward pass, and not computed twice."""
+    return chunk is None and layer.rows <= rows_in_memory(layer)
+
+
 def product(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` of operands of one dtype, summed in fp32 or fp64 and returned so, or in the dtype of `out`.
 

@@ -115,7 +115,9 @@ def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others
 
 
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? class_weight"
-_ARGUMENTS = f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk, bool invariant, ScalarType? rounded_to"
+_ARGUMENTS = (
+    f"{_OPERANDS}, str spec, float[] loss, float cap, str terms, int chunk, bool invariant, ScalarType? rounded_to"
+)
 opaque(f"layer({_ARGUMENTS}) -> Tensor", _forward, _forward_fake)
 opaque(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _vjp, _vjp_fake)
 

@@ -146,11 +146,11 @@ def _score_gradients(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The gradient in the scores of some rows, the sum of g times their results, and the results without a gradient; adds the gradients
     by bias and parameters, None for a parameter without."""
-    s, constants = _scores(job), []  # a piece at a time becomes its gradient
+    whole, constants = _scores(job), []  # a piece at a time becomes its gradient
     # in half precision that of a row takes the first half of its memory
-    ds = s if s.dtype is job.layer.x.dtype else s.view(job.layer.x.dtype)[:, : s.shape[1]]
+    ds = whole if whole.dtype is job.layer.x.dtype else whole.view(job.layer.x.dtype)[:, : whole.shape[1]]
     total = torch.zeros((), dtype=g.dtype, device=g.device)
-    for where, piece, s in _pieces(job, s):
+    for where, piece, s in _pieces(job, whole):
         with torch.enable_grad():
             s.requires_grad_()
             free = [

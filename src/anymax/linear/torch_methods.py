@@ -14,7 +14,7 @@ from .._core.separable import Separable
 from .._core.ways import Way, way_of
 from . import torch_blocks
 from .job import Job, RowLoss, RowTerms
-from .torch_blocks import BlockSize, rows_in_memory, sizes_of
+from .torch_blocks import BlockSize, holds_scores, rows_in_memory, sizes_of
 from .torch_groups import rows_of_group, runs_eagerly, transforms_learn
 
 Tensor = torch.Tensor
@@ -45,7 +45,10 @@ class LayerMethod(enum.Enum):
             rows = rows_of_group(job)
         elif self is LayerMethod.AHEAD and ahead is not None:
             rows = ahead
-        return self.value.format(all=job.layer.classes, rows=rows, classes=classes)
+        words = self.value
+        if self is LayerMethod.SOFTMAX and holds_scores(job.layer, job.chunk):
+            words = words.replace("computed again", "held")
+        return words.format(all=job.layer.classes, rows=rows, classes=classes)
 
 
 def choose(job: Job, ahead: int | None = None) -> LayerMethod:
@@ -86,7 +89,11 @@ def rows_ahead(job: Job) -> int | None:
     """
     layer = job.layer
     rows = layer.rows
-    if (job.chunk is not None and not job.invariant) or not rows or not runs_eagerly(layer, job.target, job.class_weight):
+    if (
+        (job.chunk is not None and not job.invariant)
+        or not rows
+        or not runs_eagerly(layer, job.target, job.class_weight)
+    ):
         return None
     if not layer.recorded() or transforms_learn(job):
         return None

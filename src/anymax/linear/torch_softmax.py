@@ -17,7 +17,7 @@ from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
-from .torch_blocks import BlockSize, ScoreBlocks, logsumexp, logsumexp_entropy, rows_in_memory, sizes_of
+from .torch_blocks import BlockSize, ScoreBlocks, holds_scores, logsumexp, logsumexp_entropy, sizes_of
 from .torch_candidates import OfTarget, candidates_back, candidates_of, weighted_scores
 
 Tensor = torch.Tensor
@@ -45,7 +45,7 @@ def of_softmax(
             )
             return target_and_rest, weighted_score, weighted_score
     target = target if target.ndim == 2 else target[:, None]
-    holds = job.chunk is None and layer.rows <= rows_in_memory(layer)
+    holds = holds_scores(layer, job.chunk)
     return _others(_How(BlockSize.of(layer, job.chunk), entropy, holds), *_operands(layer, target, class_factors))
 
 
@@ -76,7 +76,12 @@ def _others_backward(how: _How, operands: Any, kept: Any, grads: Any, wants: Any
     if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
         g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
     gradient = _ScoreGradient(value, g, g_h, class_factors, g_weighted)
-    return *_others_back(_layer(x, weight, bias, keep, how.blocks), target, gradient, held, how.blocks, wants), None, None, None
+    return (
+        *_others_back(_layer(x, weight, bias, keep, how.blocks), target, gradient, held, how.blocks, wants),
+        None,
+        None,
+        None,
+    )
 
 
 def _others_plain(how: _How, operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:

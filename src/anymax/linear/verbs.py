@@ -40,8 +40,10 @@ _HINTS = HINTS | {
 
 @overload
 def linear_loss(
-    x: ArrayT | Numbers, linear_weight: Any, target: Target, mapping: Mapping | str = ..., *, return_predicted: Literal[True],
-    **options: Any,
+    x: ArrayT | Numbers, linear_weight: Any, target: Target, mapping: Mapping | str = ..., *, linear_bias: Any = None,
+    weight: Weight = None, mask: Mask = None, transform: Callable[[Any], Any] | None = None, chunk: int | None = None,
+    least: float = 0.0, suppress: float = 0.0, z_loss: float = 0.0, score_dtype: DType = None, invariant: bool = False,
+    return_predicted: Literal[True], **options: Unpack[SampleKeywords],
 ) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
 
 
@@ -187,11 +189,12 @@ def explain_linear_loss(
     options = allowed | check_options(who, tuple(allowed), options)
     bias, mask, transform, chunk = (options.pop(name) for name in ("linear_bias", "mask", "transform", "chunk"))
     score_dtype, invariant = (options.pop(name) for name in ("score_dtype", "invariant"))
-    of_loss = [options.pop(name) for name in ("weight", "least", "suppress", "z_loss", "return_predicted")]
+    weight, least, suppress, z_loss = (options.pop(name) for name in ("weight", "least", "suppress", "z_loss"))
+    predicts = options.pop("return_predicted")
     arguments = LayerArguments(
         who, x, linear_weight, mapping, bias, mask, transform, chunk, None, score_dtype, invariant
     )
-    layer, read, per_row = _read(arguments, *of_loss, options)
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, predicts, options)
     loss = _loss_job(arguments.job(layer, per_row), target, read)
     indices = loss.without_class is not None
     return bridge(layer.x).layers.plan(loss.job, indices=indices, total=read.reduction != "none")

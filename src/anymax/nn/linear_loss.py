@@ -125,7 +125,7 @@ class LinearLoss(OfMapping):
         """
         return linear.linear_loss(
             x, self.weight, target, self.mapping, linear_bias=self.bias, weight=self.class_weight, mask=mask, chunk=self.chunk,
-            **self.options,
+            return_predicted=False, **self.options,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
