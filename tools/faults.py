@@ -1421,7 +1421,7 @@ FAULTS = {
           "none = 0", "linear_rows"),
     Fault("the scores that softmax holds", "src/anymax/linear/torch_softmax.py",
           "held[tile.start * n + rows * a : tile.start * n + rows * b]",
-          "held[tile.start * n : tile.start * n + rows * (b - a)]", "linear_rows token_statistics"),
+          "held[tile.start * n : tile.start * n + rows * (b - a)]", "linear_rows"),
     Fault("class weights of a loss in half precision", "src/anymax/linear/job.py",
           "value = weighted(value, counted_weight(target, target < 0, class_weight, value.dtype, xp), xp)",
           "pass", "linear_gpu"),

@@ -357,3 +357,32 @@ def test_predicted_classes_of_other_shapes():
     same(of_program(*given)[1].numpy(), classes.reshape(-1))
     with pytest.raises(TypeError, match="return_predicted must be True or False"):
         A.linear_loss(x, weight, y, return_predicted=1)
+
+
+# -- scores that are held for the gradient ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 64])
+def test_scores_are_computed_once_where_they_take_little_memory(chunk, monkeypatch):
+    """In several tiles of rows and blocks of classes; `chunk` turns it off."""
+    small = torch_blocks.CPU._replace(small=1, little=1, block_rows=8, block=8 * 64)
+    monkeypatch.setattr(torch_blocks, "CPU", small)
+    torch, free, y = torch_operands(rows=30, classes=300)
+    free = [torch.randn(n, 64, dtype=torch.float64).div(4).requires_grad_() for n in (30, 300)]
+    product, calls = torch_blocks.product, []
+    monkeypatch.setattr(torch_blocks, "product", lambda *of: calls.append(of[0].shape[0]) or product(*of))
+    s = (free[0] @ free[1].T).detach().requires_grad_()
+    for verb in (
+        lambda *o, **k: sum(A.linear_log_prob_entropy(*o, **k)),
+        lambda *o, **k: A.linear_loss(*o, reduction="none", **k),
+    ):
+        calls.clear()
+        got = verb(*free, y, chunk=chunk)
+        first = len(calls)
+        assert first >= 4 * 5
+        found = torch.autograd.grad(got.sum(), free, retain_graph=True)
+        assert len(calls) == first * (1 if chunk is None else 2)
+        (slope,) = torch.autograd.grad(verb(s, torch.eye(300, dtype=s.dtype), y).sum(), s)
+        for again in (found, torch.autograd.grad(got.sum(), free)):
+            close(again[0], slope @ free[1].detach(), 1e-10)
+            close(again[1], slope.T @ free[0].detach(), 1e-10)
