@@ -115,7 +115,13 @@ VERBS = {  # name: (of x, weight, target, map; of map, scores, target)
         lambda m, s, y, **k: A.threshold(m, s, **k).support,
     ),
 }  # fmt: skip
-OF_LAYERS = ("chunk", "transform", "least", "linear_bias")  # keywords that change how, or what the scores are
+OF_LAYERS = (
+    "chunk",
+    "invariant",
+    "transform",
+    "least",
+    "linear_bias",
+)  # keywords that change how, or what the scores are
 
 
 def of_all_scores(verb, x, linear_weight, bias, y, mapping, **given):
@@ -134,6 +140,8 @@ OPTIONS = {name: given for name, given in LOSS_OPTIONS.items() if name not in ("
     "z_loss": {"z_loss": 0.3, "reduction": "none"},
     "z_loss and all": {**LOSS_OPTIONS["all"], "z_loss": 0.3, "chunk": 16},
     "z_loss of a transform": {"z_loss": 0.3, "transform": A.transforms.softcap(2.0), "reduction": "sum"},
+    "invariant": {"invariant": True, "reduction": "none"},
+    "invariant and all": {**LOSS_OPTIONS["all"], "invariant": True, "z_loss": 0.3},
     "suppress": {"suppress": 0.7, "reduction": "none"},
     "suppress and z_loss": {"suppress": 0.3, "z_loss": 0.3, "ignore_index": LOSS_OPTIONS["ignore_index"]["ignore_index"]},
 }  # fmt: skip

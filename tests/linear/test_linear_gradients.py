@@ -154,7 +154,7 @@ def test_no_field_of_a_loss_is_lost_in_a_compiled_layer():
         "who": "f", "transforms": (A.transforms.softcap(2.0),), "min_probability": 0.1, "options": EACH_ROW._replace(smoothing=0.1),
         "penalties": RowPenalties(0.1, 0.2),
     }  # fmt: skip
-    plain = {"margin": A.margins.AM(0.1), "scale": 2.0, "sub_centers": 2}
+    plain = {"margin": A.margins.AM(0.1), "scale": 2.0, "sub_centers": 2, "predicts": True}
     assert {*told, *plain} == {f.name for f in dataclasses.fields(RowLoss)}
     losses = {name: RowLoss(**{name: value}) for name, value in (told | plain).items()}
     losses |= {name: RowLoss(penalties=RowPenalties(**{name: 0.1})) for name in RowPenalties._fields}

@@ -321,7 +321,7 @@ def test_no_more_scores_at_a_time_than_the_chunk_says(reduction, monkeypatch):
     from anymax.linear import torch_groups
 
     rows, scores = [], torch_groups._scores
-    monkeypatch.setattr(torch_groups, "_scores", lambda layer: rows.append(layer.rows) or scores(layer))
+    monkeypatch.setattr(torch_groups, "_scores", lambda layer, how: rows.append(layer.rows) or scores(layer, how))
     ours(*free, beta=0.5, chunk=2 * CLASSES // ROWS + 1, reduction=reduction).sum().backward()
     of_pass = [2, 2] * (ROWS // 2) + [1, 1]
     assert rows == 2 * of_pass

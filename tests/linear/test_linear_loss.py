@@ -87,7 +87,8 @@ def test_the_loss_is_that_of_all_scores(kind, name, options):
 def test_every_option_of_the_loss_has_a_row():
     asked = {key for given in OPTIONS.values() for key in given} - {"target"}
     named = {p.name for p in inspect.signature(A.linear_loss).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    assert named - asked == {"linear_bias", "least"}  # the one is in each row, the other has a test of its own
+    # the first is in each row, and the others have tests of their own
+    assert named - asked == {"linear_bias", "least", "score_dtype", "return_predicted"}
 
 
 def test_a_budget_of_classes():

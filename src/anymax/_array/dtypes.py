@@ -94,7 +94,7 @@ def widest(xp: Namespace, *arrays: Array) -> Any:
     return xp.result_type(*arrays)
 
 
-def asked_for(given: Any, x: Array) -> Any:
+def asked_for(given: Any, x: Array, option: str = "dtype") -> Any:
     """The dtype of `x`'s framework that `given` means: a name, or a floating-point dtype of any framework."""
     if not isinstance(x, np.ndarray) and not is_torch(x) and not is_jax(x):
         return given
@@ -104,7 +104,7 @@ def asked_for(given: Any, x: Array) -> Any:
     except TypeError:  # NumPy has no bfloat16 until ml_dtypes registers it
         name = given if isinstance(given, str) else ""
     if not name.startswith(_FLOATS):
-        raise TypeError(f"dtype: expected a floating-point dtype such as 'float32', got {given!r}")
+        raise TypeError(f"{option}: expected a floating-point dtype such as 'float32', got {given!r}")
     if is_torch(x):
         found = getattr(sys.modules["torch"], name, None)
     else:
@@ -113,7 +113,7 @@ def asked_for(given: Any, x: Array) -> Any:
         except TypeError:
             found = None
     if found is None:
-        raise TypeError(f"dtype: {'torch' if is_torch(x) else 'NumPy'} has no {given!r}")
+        raise TypeError(f"{option}: {'torch' if is_torch(x) else 'NumPy'} has no {given!r}")
     return found
 
 

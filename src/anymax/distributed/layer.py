@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import _array
 from .._array import Array, Namespace, is_array, namespace, upcast
+from .._core.classes import PADDING
 from .._core.mapping import no_threshold, over_all
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
@@ -188,7 +189,7 @@ def log_prob(
     for kept in parts:
         columns = _terms(split, "target", index, kept, entropy=entropy, hidden=True)
         log_p, *h = (xp.reshape(columns[:, i], layer.lead) for i in range(1 + entropy))
-        pairs.append((log_p, h[0] if entropy else None))
+        pairs.append((log_p, xp.where(target == PADDING, xp.zeros_like(h[0]), h[0]) if entropy else None))
     return pairs
 
 

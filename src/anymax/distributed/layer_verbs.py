@@ -22,6 +22,9 @@ from .call import Arguments, ShardedLossKeywords, ShardKeywords, eagerly
 from .layer import LayerOperands
 
 _HINTS = HINTS | {
+    "score_dtype": "leave it out: over several processes scores of half precision are in fp32",
+    "invariant": "leave it out: it is for a process with all classes",
+    "return_predicted": "leave it out: it is for a process with all classes",
     "least": "leave it out: over several processes the gradient is always exact",
     "margin": "use anymax.nn.MarginHead with group=",
 }
@@ -56,6 +59,7 @@ def linear_loss(
 
     Like `anymax.linear_loss`, for a vocabulary that is split over processes. Each process computes the scores of its classes for some
     rows at a time, and again for the gradient, so that it never holds all of them. The gradient is exact, so that there is no `least`.
+    Nor are there `score_dtype`, `invariant` and `return_predicted`, which are for a process with all classes.
 
     Parameters
     ----------
@@ -107,7 +111,8 @@ def linear_threshold(
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row of the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
 
-    Like `anymax.linear.linear_threshold`, for a vocabulary that is split over processes.
+    Like `anymax.linear.linear_threshold`, for a vocabulary that is split over processes. It has no `score_dtype` and no
+    `invariant`, which are for a process with all classes.
 
     Returns
     -------
@@ -146,7 +151,8 @@ def linear_log_prob(
     """log p of given classes on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
 
     Like `anymax.linear_log_prob`, for a vocabulary that is split over processes. Each process computes the scores of its classes for
-    some rows at a time, and again for the gradient.
+    some rows at a time, and again for the gradient. It has no `score_dtype` and no
+    `invariant`, which are for a process with all classes.
 
     Parameters
     ----------
@@ -199,7 +205,8 @@ def linear_log_prob_entropy(
     """log p of given classes and the entropy of each row, for an output layer whose classes are split over processes.
 
     Like `anymax.linear_log_prob_entropy`, for a policy whose vocabulary is split. For softmax the processes exchange five numbers for
-    each row, in one collective for the rows that are computed together.
+    each row, in one collective for the rows that are computed together. It has no `score_dtype` and no
+    `invariant`, which are for a process with all classes.
 
     Returns
     -------

@@ -137,7 +137,7 @@ def _divergence(layout: LayerLayout, run: Any, rows: dict[str, Tensor], keywords
     return reduced(layout, value, t, None, options)
 
 
-def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, keywords: dict[str, Any]) -> DTensor:
+def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, keywords: dict[str, Any]) -> Any:
     target = as_tensor(target, layout.mesh.device_type)
     indices = is_integer(target)
     t = layout.rows(target) if indices else layout.local_part(target, "target")
@@ -150,7 +150,9 @@ def _loss(layout: LayerLayout, run: Any, mapping: Mapping, target: Any, keywords
         first = 0 if layout.along is None else layout.start
         keywords["weight"] = w[first : first + layout.weight.shape[0]]
     value = run(t, **(keywords | {"reduction": "none"}))
-    return layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
+    value, *predicted = value if isinstance(value, tuple) else (value,)
+    loss = layout.per_row(value) if options.reduction == "none" else reduced(layout, value, t, w, options)
+    return (loss, layout.per_row(predicted[0])) if predicted else loss
 
 
 class PairsLayout(Layout):

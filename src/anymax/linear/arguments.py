@@ -13,7 +13,8 @@ from .._core.shards import refuse as refuse_sharded
 from ..transforms import temperature as tempered
 from ..transforms.applying import transforms_along
 from ..transforms.base import Transform, check_range
-from .layer import Layer
+from .job import Job, PerRow
+from .layer import Layer, check_chunk
 
 HINTS = {
     "axis": "leave it out: the features of x are its last axis",
@@ -34,10 +35,25 @@ class LayerArguments(NamedTuple):
     transform: Any
     chunk: Any
     temperature: Any = None
+    score_dtype: Any = None
+    invariant: Any = False
 
     def layer(self) -> Layer:
         """The operands, before a temperature."""
-        return Layer.of(self.who, self.x, self.linear_weight, self.mapping, self.linear_bias, self.mask)
+        return Layer.of(
+            self.who,
+            self.x,
+            self.linear_weight,
+            self.mapping,
+            self.linear_bias,
+            self.mask,
+            score_dtype=self.score_dtype,
+        )
+
+    def job(self, layer: Layer, per_row: PerRow, target: Any = None, class_weight: Any = None) -> Job:
+        """What to compute for each row, by the parts that the caller wants."""
+        invariant = _array.check_flag(self.who, "invariant", self.invariant)
+        return Job(layer, per_row, target, class_weight, check_chunk(self.who, self.chunk), invariant)
 
 
 def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
@@ -80,6 +96,10 @@ def elementwise(who: str, transform: Any, why: str, instead: str) -> tuple[Trans
     return tuple(out)
 
 
+INVARIANT_SUPPORT = (
+    "invariant=True can't be given with a support: how many classes are summed at a time is that of the widest row; "
+    "leave one of the two out"
+)
 FULL_WITHOUT_SUPPORT = "full=True applies to a support; without one the result is over all classes already"
 
 

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, namespace
+from .. import _array
+from .._array import Array, namespace, upcast
 from .job import Job
 from .layer import Layer, dots, rows_at_a_time
 
@@ -29,12 +30,17 @@ class LayerBridge(ABC):
     def gathered(self, layer: Layer, classes: Array) -> Array:
         """The scores of `classes` of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
+    def product(self, x: Array, weight: Array) -> Array:
+        """`x @ weight.T` of operands of one dtype, summed and returned in fp32 or fp64."""
+        xp = namespace(x)
+        return xp.matmul(upcast(x, xp), upcast(weight, xp).T)
+
     def values(self, job: Job, without_class: Array) -> Array:
         """A number for the target class of each row; 0 in the rows `without_class`, a boolean for each."""
         return self.by_rows(job)
 
-    def total(self, job: Job, without_class: Array, factor: Array) -> Array | None:
-        """`factor` times the sum of `values`, if its gradient is best computed with it; else None."""
+    def total(self, job: Job, without_class: Array, factor: Array) -> Any:
+        """`factor` times the sum of `values`, if its gradient is best computed with it; else None. A pair if a loss predicts classes."""
         return None
 
     def both_ways(self, a: Array, b: Array, keep: Array | None) -> tuple[Array, Array] | None:
@@ -46,8 +52,8 @@ class LayerBridge(ABC):
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
         """Which scores are in memory at a time. indices: the targets are classes; total: the caller wants a sum or a mean."""
-        layer = job.layer
-        return f"all {layer.classes} scores of {rows_at_a_time(layer, job.chunk)} rows at a time"
+        layer, rows = job.layer, TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
+        return f"all {layer.classes} scores of {rows} rows at a time"
 
     def outside_graphs(self, f: Callable[..., Any], *args: Any) -> Any:
         """`f(*args)`, whose shapes depend on values, so that torch.compile must not trace it."""
@@ -58,9 +64,57 @@ class LayerBridge(ABC):
         return self.by_rows(job)
 
 
-def in_turn(job: Job) -> Any:
-    """The result for all rows, one group after another, in plain operations."""
-    return joined([part.result() for _, part in job.parts(rows_at_a_time(job.layer, job.chunk))])
+def in_turn(job: Job, step: int) -> Any:
+    """The result for all rows, `step` at a time, in plain operations."""
+    return joined([part.result() for _, part in job.parts(step)])
+
+
+# -- rows that do not depend on others, bit for bit ----------------------------------------------------------------------------------
+
+TILE = 64  # rows at a time
+_TILES = (TILE, 16, 8, 4)
+_tried: dict[Any, int] = {}
+
+
+def in_tiles(job: Job, step: int, compute: Callable[[Job], Any]) -> Any:
+    """`compute(job)` with the last row repeated until each tile has `step` rows, so that all products and sums have one shape.
+
+    A library of products chooses by the shape how to sum, so that a row has other bits among 1 or 2 rows than among 100.
+    """
+    rows, of_rows = job.layer.rows, compute(padded(job, step))
+    return tuple(a[:rows] for a in of_rows) if isinstance(of_rows, tuple) else of_rows[:rows]
+
+
+def padded(job: Job, step: int) -> Job:
+    """The job with its last row repeated, so that the number of its rows is a multiple of `step`."""
+    rows = job.layer.rows
+    if rows % step == 0:
+        return job
+    at = _array.counts(
+        namespace(job.layer.x).arange(rows + -rows % step, **_array.device_of(job.layer.x)), namespace(job.layer.x)
+    )
+    return job.rows_at(namespace(at).where(at < rows, at, rows - 1))
+
+
+def rows_of_tile(layer: Layer, product: Callable[[Array, Array], Array], *how: Any) -> int:
+    """The most rows of a tile in which the product gives equal rows equal bits, whatever their places.
+
+    That is tried, once for each size. OpenBLAS, for one, sums the last few of 64 rows in another order. how: what else decides.
+    """
+    x, weight, xp = layer.x, layer.weight, namespace(layer.x)
+    key = xp, x.dtype, weight.dtype, tuple(weight.shape), *how
+    if key not in _tried:
+        row = xp.sin(xp.arange(1, x.shape[1] + 1, dtype=x.dtype, **_array.device_of(x)))
+        for tile in _TILES:
+            s = product(xp.broadcast_to(row, (tile, row.shape[0])) * xp.ones_like(x[:1, :1]), weight)
+            if bool(xp.all(s == s[:1, :])):
+                break
+        else:
+            tile = 1
+        if not bool(xp.any(s != 0)):  # a weight of zeros says nothing
+            return tile
+        _tried[key] = tile
+    return _tried[key]
 
 
 def joined(parts: list[Any]) -> Any:
@@ -77,13 +131,17 @@ class NumpyLayers(LayerBridge):
     """Arrays without derivatives."""
 
     def by_rows(self, job: Job) -> Any:
-        return in_turn(job)
+        if not job.invariant:
+            return in_turn(job, rows_at_a_time(job.layer, job.chunk))
+        tile = rows_of_tile(job.layer, self.product)
+        return in_tiles(job, tile, lambda job: in_turn(job, tile))
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         xp = namespace(layer.x)
         step = max(1, PIECE // max(1, math.prod(classes.shape[1:]) * layer.x.shape[1]))
         weight, bias = layer.weight, layer.bias
-        return xp.concat([dots(layer.x[i, ...], weight, bias, classes[i, ...], xp) for i in layer.groups(step)])
+        parts = [dots(layer.x[i, ...], weight, bias, classes[i, ...], xp) for i in layer.groups(step)]
+        return layer.rounded(xp.concat(parts), xp)
 
 
 BRIDGE = NumpyLayers()

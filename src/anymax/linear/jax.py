@@ -10,12 +10,21 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._array import Array
+from .._array import Array, wide_dtype
 from .._core.static import Static
 from ..autodiff.jax import static_of
-from .bridge import PIECE, LayerBridge
+from .bridge import PIECE, TILE, LayerBridge, in_tiles
 from .job import Job, PerRow
 from .layer import ByRow, Layer, dots, rows_at_a_time
+
+
+class _How(NamedTuple):
+    """What is computed, and in which parts."""
+
+    per_row: PerRow
+    rounded_to: Any  # of the layer
+    step: int  # how many rows at a time
+    alike: bool  # in a loop even if it has one round, so that a row is computed in the same way in each
 
 
 class _Shared(NamedTuple):
@@ -34,23 +43,25 @@ def _shared(layer: Layer, by_row: ByRow, job: Job) -> _Shared:
     return _Shared(layer.weight, layer.bias, keep, params, job.class_weight)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(
-    per_row: PerRow, static: Static, step: int, by_row: tuple[ByRow, ...], shared: tuple[_Shared, ...], target: Array | None
+    how: _How, static: Static, by_row: tuple[ByRow, ...], shared: tuple[_Shared, ...], target: Array | None
 ) -> Any:  # fmt: skip
+    per_row, rounded_to, step, alike = how
+
     @jax.checkpoint
     def group(by_row: tuple[ByRow, ...], target: Array | None, shared: tuple[_Shared, ...]) -> Any:
         params = by_row[0].params | shared[0].params
         mapping = static.mapping({k: params[k] for k in static.names})
         layer, *reference = (
-            Layer(x, s.weight, s.bias, s.keep if keep is None else keep, mapping, (), x.dtype)
+            Layer(x, s.weight, s.bias, s.keep if keep is None else keep, mapping, (), x.dtype, rounded_to=rounded_to)
             for (x, keep, _), s in zip(by_row, shared)
         )
         return Job(layer, per_row, target, shared[0].class_weight, reference=next(iter(reference), None)).result()
 
     rows = by_row[0].x.shape[0]
     inputs = by_row, target
-    if rows <= step:
+    if rows <= step and not alike:
         return group(*inputs, shared)
     whole = rows // step * step
     stacked = jax.tree.map(lambda a: a[:whole].reshape(rows // step, step, *a.shape[1:]), inputs)
@@ -70,16 +81,24 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
     return jax.lax.map(jax.checkpoint(row), (x, classes), batch_size=step)
 
 
+def _by_rows(job: Job) -> Any:
+    step = TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
+    by_row = tuple(layer.by_row() for layer in job.layers)
+    shared = tuple(_shared(layer, of, job) for layer, of in zip(job.layers, by_row))
+    how = _How(job.per_row, job.layer.rounded_to, step, job.invariant)
+    return _run(how, static_of(job.layer.mapping), by_row, shared, job.target)
+
+
 class JaxLayers(LayerBridge):
     def by_rows(self, job: Job) -> Any:
-        step = rows_at_a_time(job.layer, job.chunk)
-        by_row = tuple(layer.by_row() for layer in job.layers)
-        shared = tuple(_shared(layer, of, job) for layer, of in zip(job.layers, by_row))
-        return _run(job.per_row, static_of(job.layer.mapping), step, by_row, shared, job.target)
+        return in_tiles(job, TILE, _by_rows) if job.invariant else _by_rows(job)
+
+    def product(self, x: Array, weight: Array) -> Array:
+        return jax.numpy.matmul(x, weight.T, preferred_element_type=wide_dtype(x, jax.numpy))
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))
-        return _gathered(step, layer.x, layer.weight, layer.bias, classes)
+        return layer.rounded(_gathered(step, layer.x, layer.weight, layer.bias, classes), jax.numpy)
 
 
 BRIDGE = JaxLayers()

@@ -95,11 +95,13 @@ class RowLoss(PerRow):
     sub_centers: int = 1  # scores of each class, next to each other, of which the largest counts
     min_probability: float = 0.0  # softmax may leave out the gradient of classes below this probability
     penalties: RowPenalties = NO_PENALTIES
+    predicts: bool = False  # the result is a pair: the loss, and the class with the largest score, -1 for none
 
     def needs_all_scores(self, layer: Layer) -> bool:
         smoothing, keep = self.options.smoothing, layer.keep
         return bool(
             self.transforms
+            or self.predicts
             or self.penalties.suppress
             or self.sub_centers > 1
             or (smoothing and keep is not None and keep.shape[0] != 1)  # over classes of each row
@@ -113,7 +115,7 @@ class RowLoss(PerRow):
         target: Array | None,
         class_weight: Array | None,
         short: ShortRow | None = None,
-    ) -> Array:
+    ) -> Any:
         """short: the scores are those of short rows."""
         assert target is not None
         s, xp, at = scores, namespace(scores), target if short is None else short.at
@@ -125,10 +127,10 @@ class RowLoss(PerRow):
             value, plain = self._of_all_scores(mapping, s, target, class_weight, xp)
         else:
             value, plain = self._of_short_row(mapping, s, target, class_weight, short, xp), None
-        if not self.penalties:
-            return value
-        tau = (lambda: _tau(mapping, s, target, plain)) if short is None else (lambda: tau_of(mapping, s, xp)[:, 0])
-        return value + self.penalty(target, class_weight, tau, lambda: log_sums(mapping, s, target))
+        if self.penalties:
+            tau = (lambda: _tau(mapping, s, target, plain)) if short is None else (lambda: tau_of(mapping, s, xp)[:, 0])
+            value = value + self.penalty(target, class_weight, tau, lambda: log_sums(mapping, s, target))
+        return (value, _predicted(s, target, xp)) if self.predicts else value
 
     def _of_all_scores(
         self, mapping: Mapping, s: Array, target: Array, class_weight: Array | None, xp: Namespace
@@ -251,6 +253,7 @@ class Job:
     target: Array | None = None
     class_weight: Array | None = None  # [classes]
     chunk: int | None = None  # as the caller says
+    invariant: bool = False  # a row's result does not depend on other rows, bit for bit
     reference: Layer | None = None  # its scores are what `per_row` takes as the target; it has the map of `layer`
 
     @property
@@ -287,6 +290,13 @@ class Job:
 def loss_of(mapping: Mapping) -> LossKind:
     """The map's own loss; for softmax the cross-entropy, as in torch's output layers, which differs from it by the target's entropy."""
     return "nll" if mapping.is_softmax else mapping.own_loss
+
+
+def _predicted(s: Array, target: Array, xp: Namespace) -> Array:
+    """The class with the largest score of each row, -1 for a row without classes, or whose target is none."""
+    best = xp.argmax(s, axis=-1)
+    none = xp.max(s, axis=-1) == -math.inf
+    return xp.where(none if target.ndim > 1 else none | (target < 0), -xp.ones_like(best), best)
 
 
 def _tau(mapping: Mapping, s: Array, target: Array, plain: Array | None) -> Array:

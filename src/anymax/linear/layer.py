@@ -54,6 +54,7 @@ class Layer:
     lead: tuple[int, ...]  # the shape of the rows as given
     dtype: Any  # of the result: fp32 or fp64
     hides: bool = False  # the last class is one that the caller's map hides; the index -1 stands for it
+    rounded_to: Any = None  # a dtype of half precision to which scores are rounded; None: they are in fp32 or fp64
 
     @property
     def rows(self) -> int:
@@ -84,7 +85,9 @@ class Layer:
             )
 
     @classmethod
-    def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, of_shard: bool = False) -> Layer:
+    def of(
+        cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, of_shard: bool = False, score_dtype: Any = None
+    ) -> Layer:  # fmt: skip
         """of_shard: other processes have more classes, so this one may have few or none. A class that the map hides joins the scores."""
         if isinstance(x, (str, Mapping)):
             raise TypeError(f"{who}: expected features first, got {x!r}; the mapping comes after the target")
@@ -94,6 +97,7 @@ class Layer:
         xp, lead, (n, features) = namespace(x), tuple(x.shape[:-1]), weight.shape
         if not of_shard:
             mapping.check(n)
+        rounded_to = None if score_dtype is None else _rounded_to(who, score_dtype, (x, weight, bias), xp)
         x, weight, bias = _in_dtype_of_product(x, weight, bias, xp, of_shard)
         params = {
             k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
@@ -104,7 +108,9 @@ class Layer:
         if hides := mapping.hidden is not None and not of_shard:
             mapping, weight, bias, keep = _with_sink(who, mapping, weight, bias, keep, xp)
         dtype = dtype_of_result(x, xp)
-        return cls(xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides)
+        return cls(
+            xp.reshape(x, (math.prod(lead), features)), weight, bias, keep, mapping, lead, dtype, hides, rounded_to
+        )
 
     def as_given(self, each: Array, xp: Namespace) -> Array:
         """One number of each row, [rows] or [rows, 1], in the shape of the rows as given."""
@@ -178,14 +184,42 @@ class Layer:
             return self.keep
         return free[None, :] if self.keep is None else self.keep & free
 
+    @property
+    def product_rounds(self) -> bool:
+        """True if a product in the dtype of the operands gives the rounded scores."""
+        return self.rounded_to is not None and self.x.dtype == self.rounded_to
+
+    def rounded(self, s: Array, xp: Namespace) -> Array:
+        """Scores with the values that the caller's dtype can hold, in the dtype that they have."""
+        if self.rounded_to is None or s.dtype == self.rounded_to:
+            return s
+        return as_dtype(as_dtype(s, self.rounded_to, xp), s.dtype, xp)
+
     def scores(self) -> Array:
-        """All scores, [rows, classes], in the dtype of the product; a masked class has -inf."""
+        """All scores, [rows, classes], in fp32 or fp64 unless the product rounds them; a masked class has -inf."""
         xp = namespace(self.x)
         weight = as_dtype(self.weight, self.x.dtype, xp)  # features may be wider
         with without_autocast(self.x):
-            s = xp.matmul(self.x, weight.T)
-        s = s if self.bias is None else s + self.bias
+            if self.product_rounds:
+                s = xp.matmul(self.x, weight.T)
+            else:
+                s = bridge(self.x).layers.product(self.x, weight)
+        s = self.rounded(s if self.bias is None else s + self.bias, xp)
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
+
+
+def _rounded_to(who: str, score_dtype: Any, operands: tuple[Array | None, ...], xp: Namespace) -> Any:
+    """The dtype of half precision that a caller wants for the scores of these operands, None for their full precision."""
+    product = xp.zeros((0,), dtype=_dtype_of_product(xp, operands), **_array.device_of(operands[0]))
+    wanted = _array.asked_for(score_dtype, product, "score_dtype")
+    full = upcast(product, xp).dtype
+    if wanted == full:
+        return None
+    if wanted != product.dtype:
+        name, kind = _array.dtype_name(product), _array.dtype_name(upcast(product, xp))
+        kinds = kind if name == kind else f"{kind}, or {name} to round them,"
+        raise ValueError(f"{who}: score_dtype must be {kinds} for scores of a product in {name}, got {score_dtype!r}")
+    return wanted
 
 
 def _operands(who: str, x: Any, weight: Any, bias: Any, of_shard: bool) -> tuple[Array, Array, Array | None]:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import Array, Namespace, namespace, quiet, take
+from .._core.classes import PADDING
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
-from .._core.typing import ArrayT, Mask, Numbers
+from .._core.typing import ArrayT, DType, Mask, Numbers
 from ..autodiff import bridge
 from ..functional.draws import check_draw
 from ..likelihood.support import places_of, sized_support
@@ -23,6 +24,7 @@ from ..mappings import Softmax
 from .arguments import (
     FULL_WITHOUT_SUPPORT,
     HINTS,
+    INVARIANT_SUPPORT,
     LayerArguments,
     check_support,
     class_of_each_row,
@@ -31,7 +33,7 @@ from .arguments import (
     with_temperature,
 )
 from .job import Job, PerRow, RowTerms
-from .layer import Layer, check_chunk
+from .layer import Layer
 from .verbs import linear_loss
 
 _SOFTMAX = Softmax()
@@ -51,6 +53,8 @@ def linear_log_prob(
     mask: Mask = None,
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
+    score_dtype: DType = None,
+    invariant: bool = False,
 ) -> ArrayT:
     """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed a part at a time.
 
@@ -60,8 +64,8 @@ def linear_log_prob(
     Parameters
     ----------
     target
-        The classes, integers of the shape of x without its last axis; for -100, which marks padding, and -1, none, log p is 0. With a
-        `Sink` -1 is the sink.
+        The classes, integers of the shape of x without its last axis. For -100, which marks padding, log p and entropy are 0, without a
+        gradient. For -1, none, log p is 0; with a `Sink` -1 is the sink.
     support
         The support of each row, the classes that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
         1]]`, as vLLM and `sample(return_support=True)` return them; or a list with a list of ids for each row; or integers [..., k], with
@@ -85,7 +89,9 @@ def linear_log_prob(
     """
     who = "linear_log_prob"
     check_support(who, support, mask, transform)
-    arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
+    arguments = LayerArguments(
+        who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature, score_dtype, invariant
+    )
     tokens = _Tokens.of(arguments, target, support, entropy=False)
     return tokens.all()[0] if support is None else tokens.over(support)[0]
 
@@ -105,6 +111,8 @@ def linear_log_prob_entropy(
     transform: Callable[[Any], Any] | None = None,
     mask: Mask = None,
     chunk: int | None = None,
+    score_dtype: DType = None,
+    invariant: bool = False,
 ) -> Any:
     """log p of given classes and the entropy of each row, from hidden states and the weight of an output layer, in one sweep of the weight.
 
@@ -134,7 +142,9 @@ def linear_log_prob_entropy(
     if full and support is None:
         raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
     check_support(who, support, mask, transform)
-    arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
+    arguments = LayerArguments(
+        who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature, score_dtype, invariant
+    )
     tokens = _Tokens.of(arguments, target, support, entropy=True)
     if support is None:
         return tokens.all()
@@ -203,9 +213,7 @@ def linear_topk_kl(
     teacher = Teacher.read(who, layer.x, lead, n, -1, ids, teacher_log_p, tail, direction, xp)
     classes = xp.reshape(teacher.ids, (layer.rows, teacher.ids.shape[-1]))
     per_row = RowTerms(who, transforms, rest=teacher.needs_rest)
-    columns = bridge(layer.x).layers.values(
-        Job(layer, per_row, classes, chunk=check_chunk(who, chunk)), per_row.empty_rows(classes)
-    )
+    columns = bridge(layer.x).layers.values(arguments.job(layer, per_row, classes), per_row.empty_rows(classes))
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
@@ -226,43 +234,54 @@ def read_layer(arguments: LayerArguments) -> tuple[Layer, tuple[Callable[[Any], 
 class _Tokens:
     """The classes of the rows of a layer, and what to compute for them."""
 
-    layer: Layer
-    index: Array  # [rows], -1 for none
+    job: Job
     per_row: RowTerms
-    chunk: int | None
+    index: Array  # [rows], -1 for none
+    padding: Array  # [rows], True where the target is the mark of padding
 
     @classmethod
     def of(cls, arguments: LayerArguments, target: Any, support: Any, *, entropy: bool) -> _Tokens:
         who, (layer, transforms) = arguments.who, read_layer(arguments)
         layer.refuse_with_sink(who, support=support)
         xp = namespace(layer.x)
-        index, _ = class_of_each_row(who, indices_of_rows(who, target, layer, xp), layer, None, xp)
-        return cls(layer, index, RowTerms(who, transforms, entropy=entropy), check_chunk(who, arguments.chunk))
+        target = indices_of_rows(who, target, layer, xp)
+        index, _ = class_of_each_row(who, target, layer, None, xp)
+        per_row = RowTerms(who, transforms, entropy=entropy)
+        job = arguments.job(layer, per_row, index[:, None])
+        if job.invariant and support is not None:
+            raise ValueError(f"{who}: {INVARIANT_SUPPORT}")
+        return cls(job, per_row, index, xp.reshape(target == PADDING, (layer.rows,)))
 
     def all(self) -> tuple[Any, Any]:
         """log p and the entropy over all classes."""
-        layer, xp, index = self.layer, namespace(self.layer.x), self.index[:, None]
-        job = Job(layer, self.per_row, index, chunk=self.chunk)
-        columns = bridge(layer.x).layers.values(job, self.per_row.empty_rows(index))
-        entropy = layer.as_given(columns[:, 1], xp) if self.per_row.entropy else None
-        return layer.as_given(columns[:, 0], xp), entropy
+        layer, per_row, xp = self.job.layer, self.per_row, namespace(self.index)
+        empty = self.padding if per_row.entropy else per_row.empty_rows(self.index[:, None])
+        columns = bridge(layer.x).layers.values(self.job, empty)
+        return self._as_given(columns[:, 0], columns[:, 1] if per_row.entropy else None, xp)
+
+    def _as_given(self, log_p: Array, entropy: Array | None, xp: Namespace) -> tuple[Any, Any]:
+        """In the shape of the rows as given. Padding has no entropy either."""
+        layer = self.job.layer
+        if entropy is not None:
+            entropy = layer.as_given(xp.where(self.padding, xp.zeros_like(entropy), entropy), xp)
+        return layer.as_given(log_p, xp), entropy
 
     def over(self, support: Any) -> tuple[Any, Any]:
         """log p and the entropy over the classes of each row's support; no other rows of the weight are read."""
-        return bridge(self.layer.x).layers.outside_graphs(self._of_support, support)
+        return bridge(self.job.layer.x).layers.outside_graphs(self._of_support, support)
 
     def _of_support(self, support: Any) -> tuple[Any, Any]:
-        who, layer, xp = self.per_row.who, self.layer, namespace(self.layer.x)
+        who, layer, xp = self.per_row.who, self.job.layer, namespace(self.index)
         terms = self._terms(sized_support(who, layer.x, layer.rows, layer.classes, support, xp), xp)
-        entropy = None if terms.entropy is None else layer.as_given(terms.entropy[:, 0], xp)
-        return layer.as_given(terms.log_p[:, 0], xp), entropy
+        return self._as_given(terms.log_p[:, 0], None if terms.entropy is None else terms.entropy[:, 0], xp)
 
     def _terms(self, support: tuple[Array, Array], xp: Namespace) -> Any:
-        who, layer, (ids, offsets) = self.per_row.who, self.layer, support
+        layer, per_row, (ids, offsets) = self.job.layer, self.per_row, support
+        who = per_row.who
         classes, there, spot = places_of(who, (layer.rows,), layer.classes, self.index[:, None], ids, offsets, xp)
         with quiet(layer.x):
-            s = scores_of_support(layer, self.per_row, classes, there, xp)
-            return terms_of(layer.mapping, s, spot, xp, entropy=self.per_row.entropy)
+            s = scores_of_support(layer, per_row, classes, there, xp)
+            return terms_of(layer.mapping, s, spot, xp, entropy=per_row.entropy)
 
 
 def scores_of_support(layer: Layer, per_row: PerRow, classes: Array, there: Array, xp: Namespace) -> Array:

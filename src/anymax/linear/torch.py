@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from .._array import autocast_dtype, compiling, exporting, without_autocast
+from .._array import autocast_dtype, compiling, exporting, wide_dtype, without_autocast
+from ..autodiff.torch_adapter import operation
 from ..autodiff.torch_graphs import outside_graphs
-from . import torch_contrastive, torch_groups, torch_values
+from ..autodiff.torch_rows import KINDS, untraced
+from . import torch_blocks, torch_contrastive, torch_groups, torch_values
 from .bridge import LayerBridge
 from .job import Job
 from .layer import Layer
@@ -42,6 +44,11 @@ class TorchLayers(LayerBridge):
     def by_rows(self, job: Job) -> Any:
         return torch_groups.by_rows(job)
 
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        if compiling() or not untraced() or type(x) not in KINDS or x.dtype is wide_dtype(x, torch):
+            return super().product(x, weight)
+        return _product(None, x, weight)
+
     @_outside_autocast
     def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
         return gathered(layer, classes)
@@ -58,15 +65,20 @@ class TorchLayers(LayerBridge):
         return self.by_rows(job) if value is None else value
 
     @_outside_autocast
-    def total(self, job: Job, without_class: Tensor, factor: Tensor) -> Tensor | None:
+    def total(self, job: Job, without_class: Tensor, factor: Tensor) -> Any:
         step = rows_ahead(job)
         if step is None or choose(job, step) is not LayerMethod.AHEAD:
             return None
-        rows = rows_with_a_class(without_class)
+        rows, part = rows_with_a_class(without_class), job
         if rows is not None:
-            job = job.rows_at(rows)
-            step = rows_ahead(job)
-        return None if step is None else torch_groups.total(job, step, factor)
+            part = job.rows_at(rows)
+            step = rows_ahead(part)
+        if step is None:
+            return None
+        value, predicted = torch_groups.total(part, step, factor)
+        if predicted is None:
+            return value
+        return value, predicted if rows is None else torch_groups.among_all(job, rows, predicted)
 
     @_outside_autocast
     def both_ways(self, a: Tensor, b: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -84,5 +96,22 @@ class TorchLayers(LayerBridge):
         of_rows = torch_values.thresholds(job)
         return self.by_rows(job) if of_rows is None else of_rows
 
+
+def _product_forward(_: None, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
+    return torch_blocks.product(*operands), ()
+
+
+def _product_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    """In the dtype of the operands, as all gradients of an output layer are."""
+    (x, weight), g = operands, grads[0].to(operands[0].dtype)
+    return g @ weight if wants[0] else None, g.t() @ x if wants[1] else None
+
+
+def _product_plain(_: None, operands: Any, kept: Any) -> Tensor:
+    x, weight = (a.to(wide_dtype(a, torch)) for a in operands)
+    return x @ weight.t()
+
+
+_product = operation("ScoreProduct", _product_forward, _product_backward, _product_plain)
 
 BRIDGE = TorchLayers()

@@ -5,12 +5,15 @@ Parts are small on a CPU, to stay in its cache, and large on a GPU.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
+import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
+from .._array import wide_dtype
 from ..kernels.tasks import DECODE
 from ..likelihood.softmax_plain import LOWEST
 from ..mappings import Softmax
@@ -59,27 +62,73 @@ def sizes_of(x: Tensor) -> Sizes:
     return GPU if on_gpu(x) else CPU
 
 
+def rows_in_memory(layer: Layer, *others: Layer) -> int:
+    """For how many rows all scores may be held: in as much memory as the weights, or in a share of it, unless that is little."""
+    n, sizes, widths = layer.classes, sizes_of(layer.x), [each.x.shape[1] for each in (layer, *others)]
+    features = sum(widths) // len(widths)
+    return max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
+
+
+def holds_scores(layer: Layer, chunk: int | None) -> bool:
+    """True if softmax's scores are held from the forward to the backward pass, and not computed twice."""
+    return chunk is None and layer.rows <= rows_in_memory(layer)
+
+
+def product(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x @ weight.T` of operands of one dtype, summed in fp32 or fp64 and returned so, or in the dtype of `out`.
+
+    `torch.mm(out_dtype=)` has no derivative: this is not for products that autograd records.
+    """
+    dtype = wide_dtype(x, torch) if out is None else out.dtype
+    if out is None:
+        out = x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype)
+    if x.dtype is dtype:
+        return torch.mm(x, weight.t(), out=out)
+    if _multiplies_into(dtype, x.dtype, x.device.type):
+        return torch.mm(x, weight.t(), out_dtype=dtype, out=out)
+    x, step = x.to(dtype), max(1, sizes_of(x).gathered // max(weight.shape[1], 1))
+    for a in range(0, weight.shape[0], step):
+        out[:, a : a + step] = x @ weight[a : a + step].to(dtype).t()
+    return out
+
+
+@functools.cache
+def _multiplies_into(dtype: torch.dtype, operands: torch.dtype, device: str) -> bool:
+    """True if this torch can do so on the device: not before 2.8, and not on a CPU. Else the operands are cast, a part at a time."""
+    one = torch.ones((16, 16), dtype=operands, device=device)
+    try:
+        torch.mm(one, one, out_dtype=dtype, out=one.to(dtype))
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 class BlockSize(NamedTuple):
     """How many rows and classes a block of scores has."""
 
     rows: int
     classes: int
+    rounded_to: torch.dtype | None = None  # of the layer
 
     @classmethod
     def of(cls, layer: Layer, chunk: int | None) -> BlockSize:
         rows, n, sizes = layer.rows, layer.classes, sizes_of(layer.x)
         tile = min(rows, sizes.block_rows)
         if chunk is not None:
-            return cls(max(tile, 1), min(chunk, n))
+            return cls(max(tile, 1), min(chunk, n), layer.rounded_to)
         if rows * n <= max(sizes.small, min(layer.weight.numel() // sizes.share, sizes.little)):
             # each block makes threads wait for each other, which takes long on a busy machine
-            return cls(max(rows, 1), n)
+            return cls(max(rows, 1), n, layer.rounded_to)
         wanted = min(rows * n // sizes.block_share, sizes.block) // tile
-        return cls(tile, min(n, max(GROUP, min(wanted // GROUP * GROUP, sizes.block_classes))))
+        return cls(tile, min(n, max(GROUP, min(wanted // GROUP * GROUP, sizes.block_classes))), layer.rounded_to)
+
+    def dtype_of(self, x: Tensor) -> torch.dtype:
+        """That of scores in memory: of half precision only if the product rounds them to it."""
+        return x.dtype if x.dtype is self.rounded_to else wide_dtype(x, torch)
 
     def buffer(self, layer: Layer) -> Tensor:
         """Memory for one block of the layer's scores."""
-        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=layer.x.dtype)
+        return layer.x.new_empty(min(layer.rows, self.rows) * self.classes, dtype=self.dtype_of(layer.x))
 
     def parts(self, layer: Layer) -> list[tuple[int, int]]:
         """Where the blocks of classes begin and end."""
@@ -110,16 +159,22 @@ class ScoreBlocks:
                 )
             )
 
-    def block(self, a: int, b: int, new: bool = False) -> Tensor:
-        """The scores of the classes a to b, in the dtype of the product. new: in newly allocated memory, not in the buffer."""
-        layer, size = self.layer, self.layer.rows * (b - a)
-        s = (self.buffer.new_empty(size) if new else self.buffer[:size]).view(layer.rows, b - a)
-        torch.mm(layer.x, self.weight(a, b).t(), out=s)
+    def block(self, a: int, b: int, out: Tensor | None = None) -> Tensor:
+        """The scores of the classes a to b, in the dtype of the buffer. out: other memory for them."""
+        layer = self.layer
+        s = self.memory(a, b) if out is None else out
+        product(layer.x, self.weight(a, b), s)
         if layer.bias is not None:
             s += layer.bias[a:b]
+        if layer.rounded_to is not None:
+            s = s.copy_(layer.rounded(s, xp))
         if layer.keep is not None:
             s.masked_fill_(~layer.keep[:, a:b], -math.inf)
         return s
+
+    def memory(self, a: int, b: int) -> Tensor:
+        """The part of the buffer that the scores of the classes a to b take."""
+        return self.buffer[: self.layer.rows * (b - a)].view(self.layer.rows, b - a)
 
     def weight(self, a: int, b: int) -> Tensor:
         """The weight of the classes a to b, in the dtype of the product."""

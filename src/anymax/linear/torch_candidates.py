@@ -209,7 +209,8 @@ def _below_target(layer: Layer, target: Tensor, dtype: torch.dtype) -> Tensor:
     if layer.keep is not None:
         keep = layer.keep.expand(layer.rows, -1).gather(1, target[:, None])
         score = score.masked_fill(~keep, -math.inf)
-    return score - 4.0 * torch.finfo(layer.x.dtype).eps * (1.0 + size)
+    eps = torch.finfo(layer.x.dtype if layer.rounded_to is None else layer.rounded_to).eps
+    return score - 4.0 * eps * (1.0 + size)
 
 
 def _above(s: Tensor, low: Tensor) -> Tensor:
@@ -254,6 +255,7 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
     free = layer.constant() if runs_eagerly(layer) else layer
     step = at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
     value = torch.cat([dots(free.x[at], free.weight, free.bias, classes[at], xp) for at in free.groups(step)])
+    value = layer.rounded(value, xp)
     if free is layer or not layer.recorded():
         return value
     return _scores(None, layer.x, layer.weight, layer.bias, classes, None, value)[0]

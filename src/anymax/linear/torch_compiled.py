@@ -63,7 +63,7 @@ def values(job: Job) -> Tensor | None:
         return None
     keeps = (None if job.reference is None else job.reference.keep, layer.keep)
     tensors = (*tensors, *(None,) * (_LEARNED - len(tensors)), *keeps, job.target, job.class_weight)
-    how = spec, numbers, cap, _name_of(per_row), chunk
+    how = spec, numbers, cap, _name_of(per_row), chunk, job.invariant, layer.rounded_to
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if job.recorded() else _run(how, *tensors)
 
@@ -74,10 +74,10 @@ _LEARNED = 6  # tensors that may have a gradient: x, weight and bias of a layer,
 def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, x_ref: Tensor | None, weight_ref: Tensor | None, bias_ref: Tensor | None,
     keep_ref: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str, numbers: list[float], cap: float,
-    result: str, chunk: int,
+    result: str, chunk: int, invariant: bool, rounded_to: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
     mapping, reference = mapping_from(spec, []), None
-    layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype)
+    layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype, rounded_to=rounded_to)
     if x_ref is not None and weight_ref is not None:
         reference = Layer(x_ref, weight_ref, bias_ref, keep_ref, mapping, (x.shape[0],), x_ref.dtype)
     who, transforms = "a compiled output layer", (softcap(cap),) if cap else ()
@@ -88,7 +88,7 @@ def _values(
         per_row = RowTerms(who, transforms, entropy="entropy" in result, rest="rest" in result)
     else:
         per_row = LossNumbers.unpacked(numbers).per_row(who, transforms)
-    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk, reference)
+    job = Job(layer, per_row, index, class_weight, None if chunk < 0 else chunk, invariant, reference)
     return with_a_class(job, per_row.empty_rows(index), torch_values.values)
 
 
@@ -127,7 +127,7 @@ def _numbers_of(per_row: PerRow) -> list[float] | None:
 
 
 def _forward_fake(x: Tensor, *others: Any) -> Tensor:
-    index, result = others[_INDEX - 1], others[-2]
+    index, result = others[_INDEX - 1], others[_RESULT - 1]
     per_row = not result or result == _DIVERGENCE
     shape = (x.shape[0],) if per_row else (x.shape[0], index.shape[1] + result.count(","))
     return x.new_empty(shape, dtype=wide_dtype(x, torch))
@@ -139,8 +139,8 @@ def _vjp_fake(g: Tensor, wants: list[bool], *args: Any) -> tuple[Tensor, ...]:
 
 _LEARN = "Tensor x, Tensor weight, Tensor? bias, Tensor? x_ref, Tensor? weight_ref, Tensor? bias_ref"
 _FIXED = "Tensor? keep_ref, Tensor? keep, Tensor index, Tensor? class_weight"
-_INDEX = 8  # the place of `index`
-_ARGUMENTS = f"{_LEARN}, {_FIXED}, str spec, float[] numbers, float cap, str result, int chunk"
+_INDEX, _RESULT = 8, 13  # the places of `index` and `result`
+_ARGUMENTS = f"{_LEARN}, {_FIXED}, str spec, float[] numbers, float cap, str result, int chunk, bool invariant, ScalarType? rounded_to"
 _GRADIENTS = ", ".join(["Tensor"] * _LEARNED)
 opaque(f"layer({_ARGUMENTS}) -> Tensor", _forward, _forward_fake)
 opaque(f"layer_vjp(Tensor g, bool[] wants, {_ARGUMENTS}) -> ({_GRADIENTS})", _vjp, _vjp_fake)

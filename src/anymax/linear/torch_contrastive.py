@@ -47,7 +47,7 @@ def _forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], An
         of_blocks = []
         for i, j in _SIZE.parts(scores.layer):
             room -= scores.layer.rows * (j - i)
-            s = scores.block(i, j, room >= 0)
+            s = scores.block(i, j, torch.empty_like(scores.memory(i, j)) if room >= 0 else None)
             if room >= 0:
                 saved.append(s)
             pairs, diagonal = _diagonal(s, tile, i, j)
@@ -77,7 +77,7 @@ def _backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
             q.addcmul_((p - rows[tile, None]).exp_(), of_rows[tile, None])
             pairs, diagonal = _diagonal(q, tile, i, j)
             diagonal -= of_rows[pairs] + of_columns[pairs]
-            q = q.to(s.dtype)
+            q = q.to(a.dtype)
             da[tile] += q @ scores.weight(i, j)
             db[i:j] += q.t() @ scores.layer.x
     return da.to(a.dtype), db.to(b.dtype), None
@@ -108,8 +108,7 @@ def _not_negative(value: Tensor) -> Tensor:
 
 def _plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
     a, b, keep = operands
-    s = (a @ b.to(a.dtype).T).to(wide_dtype(a, torch))
-    s = s if keep is None else s.masked_fill(~keep, -math.inf)
+    s = _layer(a, b, keep).scores()
     return s.logsumexp(1) - s.diagonal(), s[:, : a.shape[0]].logsumexp(0) - s.diagonal()
 
 

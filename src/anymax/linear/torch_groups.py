@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import array_api_compat.torch as xp
 import torch
 
 from .._array import recorded, wide_dtype
@@ -21,16 +22,15 @@ from ..autodiff.torch_rows import KINDS, untraced
 from ..kernels import engine_of
 from ..kernels.tasks import LAYER
 from . import torch_blocks
-from .bridge import joined
+from .bridge import TILE, in_tiles, in_turn, joined, padded, rows_of_tile
 from .job import Job
 from .layer import Layer, rows_at_a_time
 from .torch_products import add_to_classes, added_to_rows, entries_of
 
 Tensor = torch.Tensor
 
-_Gradient = list[
-    Tensor | None
-]  # by x, weight and bias, those of the reference if there is one, and the tensors of the map
+# by x, weight and bias, those of the reference, None if there is none, and the tensors of the map
+_Gradient = list[Tensor | None]
 _LAYER = 3  # how many of these belong to a layer
 
 
@@ -43,7 +43,7 @@ def _groups_forward(how: tuple[Job, int], operands: Any, wants: Any) -> tuple[An
 def _groups_backward(how: tuple[Job, int], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     """It computes the scores of each group again."""
     job, step = how
-    _, gradient = _gradient(_with(job, operands), step, grads[0], wants)
+    _, gradient, _ = _gradient(_with(job, operands), step, grads[0], wants)
     return _of_operands(gradient, operands)
 
 
@@ -62,10 +62,11 @@ class _Ahead:
     step: int
     factor: Tensor
     ready: _Gradient | None = None
+    predicted: Tensor | None = None  # the classes of a loss that predicts them
 
 
 def _ahead_forward(how: _Ahead, operands: Any, wants: Any) -> tuple[Tensor, tuple[()]]:
-    value, how.ready = _gradient(_with(how.job, operands), how.step, how.factor, wants)
+    value, how.ready, how.predicted = _gradient(_with(how.job, operands), how.step, how.factor, wants)
     return value, ()
 
 
@@ -81,7 +82,8 @@ def _ahead_backward(how: _Ahead, operands: Any, kept: Any, grads: Any, wants: An
 
 
 def _ahead_plain(how: _Ahead, operands: Any, kept: Any) -> Tensor:
-    return how.factor * _with(how.job, operands).result().sum()
+    value = _with(how.job, operands).result()
+    return how.factor * (value[0] if isinstance(value, tuple) else value).sum()
 
 
 _ahead = operation("RowsAhead", _ahead_forward, _ahead_backward, _ahead_plain, of_map=True)
@@ -132,22 +134,26 @@ class _OfLayer:
         return [self.dx, dw, None if self.db is None or layer.bias is None else self.db.to(layer.bias.dtype)]
 
 
-def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient]:
-    """The sum of g times the results, g for each row or for all, and its gradient, a group of rows at a time."""
+def _gradient(job: Job, step: int, g: Tensor, wants: Any) -> tuple[Tensor, _Gradient, Tensor | None]:
+    """The sum of g times the results, g for each row or for all, its gradient, a group of rows at a time, and the results without one."""
     x, params = job.layer.x, params_of(job.layer.mapping)
     each = [_OfLayer.of(layer, wants[i * _LAYER : (i + 1) * _LAYER]) for i, layer in enumerate(job.layers)]
     dparams = [torch.zeros_like(p) if want else None for p, want in zip(params, wants[len(wants) - len(params) :])]
-    total = torch.zeros((), dtype=each[0].dtype, device=x.device)
+    total, constants = torch.zeros((), dtype=each[0].dtype, device=x.device), []
     for where, part in job.parts(step):
-        scores, value = _score_gradients(part, g[where] if g.ndim else g, each, [_part(d, where) for d in dparams])
+        scores, value, constant = _score_gradients(
+            part, g[where] if g.ndim else g, each, [_part(d, where) for d in dparams]
+        )
         total += value
+        constants += constant
         for of_layer, layer in zip(each, part.layers):
             ds = scores.pop(0)
             if any(of_layer.wants):
                 of_layer.add(where, ds, layer, job.layer.rows)
             del ds  # before the scores of the next group
     of_layers = [d for of_layer, layer in zip(each, job.layers) for d in of_layer.ready(layer)]
-    return total, [*of_layers, *(None,) * (2 * _LAYER - len(of_layers)), *dparams]
+    gradient = [*of_layers, *(None,) * (2 * _LAYER - len(of_layers)), *dparams]
+    return total, gradient, torch.cat(constants) if constants else None
 
 
 def _scale(a: Tensor, g: Tensor) -> None:
@@ -166,13 +172,18 @@ def _part(each: Tensor | None, rows: slice) -> Tensor | None:
 
 def _score_gradients(
     job: Job, g: Tensor, layers: list[_OfLayer], dparams: list[Tensor | None]
-) -> tuple[list[Tensor], Tensor]:
-    """The gradients in the scores of some rows, for each of the layers that wants one, and the sum of g times their results; adds the
-    gradients by bias and parameters, None for a parameter without."""
-    scores = [_scores(layer) for layer in job.layers]  # a piece at a time becomes its gradient
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """The gradients in the scores of some rows, for each of the layers that wants one, the sum of g times their results, and the results
+    without a gradient; adds the gradients by bias and parameters, None for a parameter without."""
+    whole = [_scores(layer, job.invariant) for layer in job.layers]  # a piece at a time becomes its gradient
+    # in half precision that of a row takes the first half of its memory
+    scores = [
+        s if s.dtype is layer.x.dtype else s.view(layer.x.dtype)[:, : s.shape[1]] for s, layer in zip(whole, job.layers)
+    ]
+    constants: list[Tensor] = []
     total = torch.zeros((), dtype=g.dtype, device=g.device)
     wanted = [any(of_layer.wants) for of_layer in layers]
-    for where, piece, parts in _pieces(job, scores):
+    for where, piece, parts in _pieces(job, whole):
         with torch.enable_grad():
             for s, want in zip(parts, wanted):
                 s.requires_grad_(want)
@@ -181,7 +192,9 @@ def _score_gradients(
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
             value = _of_piece(piece, with_params(piece.layer.mapping, free), parts)
-            value = value[0] if isinstance(value, tuple) else value  # the other has no gradient
+            if isinstance(value, tuple):  # the other has no gradient
+                value, constant = value
+                constants.append(constant)
             free = [value for value in free if value.requires_grad]
             scale = (g[where] if g.ndim else g).to(value.dtype)
             weighted = (scale * value).sum()  # a number: with a gradient given to it torch.autograd.grad loads sympy
@@ -200,7 +213,7 @@ def _score_gradients(
         for dparam, d in zip((d for d in dparams if d is not None), slopes):
             if d is not None:
                 (dparam[where] if dparam.ndim else dparam).add_(d)
-    return scores, total
+    return scores, total, constants
 
 
 def _of_piece(piece: Job, mapping: Mapping, scores: list[Tensor]) -> Any:
@@ -209,15 +222,19 @@ def _of_piece(piece: Job, mapping: Mapping, scores: list[Tensor]) -> Any:
     return piece.per_row(mapping, s, others[0] if others else piece.target, piece.class_weight)
 
 
-def _scores(layer: Layer) -> Tensor:
+def _scores(layer: Layer, invariant: bool) -> Tensor:
     """The scores of some rows, before the mask, in memory that the caller may write to; nothing here is recorded."""
-    s = layer.x @ layer.weight.to(layer.x.dtype).t()
-    return s if layer.bias is None else s.add_(layer.bias)
+    x = layer.x.clone() if invariant else layer.x  # for MKL bits depend on where a row begins in memory
+    out = layer.x.new_empty((layer.rows, layer.classes)) if layer.product_rounds else None
+    s = torch_blocks.product(x, layer.weight.to(x.dtype), out)
+    s = s if layer.bias is None else s.add_(layer.bias)
+    return s if layer.rounded_to is None else s.copy_(layer.rounded(s, xp))
 
 
 def _pieces(job: Job, scores: list[Tensor]) -> Iterator[tuple[slice, Job, list[Tensor]]]:
     """The pieces of some rows: where they are, their part of the job, and of the scores of its layers, in which masked classes are -inf."""
-    for where, piece in job.parts(max(1, torch_blocks.sizes_of(scores[0]).piece // job.layer.classes)):
+    most = job.layer.rows if job.invariant else torch_blocks.sizes_of(scores[0]).piece // job.layer.classes
+    for where, piece in job.parts(max(1, most)):
         parts = [s[where] for s in scores]
         for s, layer in zip(parts, piece.layers):
             if layer.keep is not None:
@@ -229,7 +246,7 @@ def _results(job: Job, step: int) -> Any:
     """The results of all rows, from the scores of `step` rows at a time."""
     parts = []
     for _, part in job.parts(step):
-        for _, piece, scores in _pieces(part, [_scores(layer) for layer in part.layers]):
+        for _, piece, scores in _pieces(part, [_scores(layer, job.invariant) for layer in part.layers]):
             parts.append(_of_piece(piece, piece.layer.mapping, scores))
     return joined(parts)
 
@@ -286,13 +303,21 @@ def rows_with_a_class(without_class: Tensor) -> Tensor | None:
     return (~without_class).nonzero(as_tuple=True)[0] if bool(without_class.any()) else None
 
 
-def with_a_class(job: Job, without_class: Tensor, compute: Callable[[Job], Tensor]) -> Tensor:
+def with_a_class(job: Job, without_class: Tensor, compute: Callable[[Job], Any]) -> Any:
     """`compute(job)` for the rows that have a class, and 0 for the others, which are not computed."""
     rows = rows_with_a_class(without_class)
     if rows is None:
         return compute(job)
     value = compute(job.rows_at(rows))
-    return value.new_zeros((job.layer.rows, *value.shape[1:])).index_copy(0, rows, value)
+    if isinstance(value, tuple):
+        return tuple(among_all(job, rows, a) for a in value)
+    return among_all(job, rows, value)
+
+
+def among_all(job: Job, rows: Tensor, value: Tensor) -> Tensor:
+    """The results of these rows, and 0 for the others, or -1 if they are classes."""
+    none = 0 if value.dtype.is_floating_point else -1
+    return value.new_full((job.layer.rows, *value.shape[1:]), none).index_copy(0, rows, value)
 
 
 def by_rows(job: Job) -> Any:
@@ -300,25 +325,53 @@ def by_rows(job: Job) -> Any:
 
     If something traces the calls, all scores are computed at once, in plain operations.
     """
+    return in_tiles(job, rows_of_group(job), _by_rows) if job.invariant and job.layer.rows else _by_rows(job)
+
+
+def _by_rows(job: Job) -> Any:
     layer = job.layer
     if not runs_eagerly(layer, job.target, job.class_weight, reference=job.reference):
-        return job.result()
+        return _plainly(job)
     if not job.recorded():
         return _results(job, rows_of_group(job))
     if not layer.rows or transforms_learn(job):
-        return job.result()
+        return _plainly(job)
     return _groups((job, rows_of_group(job)), *_operands(job))
 
 
+def _plainly(job: Job) -> Any:
+    """The result in operations that are recorded or traced."""
+    return in_turn(job, rows_of_group(job)) if job.invariant else job.result()
+
+
 def rows_of_group(job: Job) -> int:
-    """How many rows `by_rows` takes at a time; on a GPU the rows of scores may take as much memory as the weight."""
+    """How many rows `by_rows` takes at a time; on a GPU there may be as many scores as the weight has numbers."""
+    if job.invariant:
+        return _tile(job.layer) if runs_eagerly(job.layer) else TILE
     layer, group = job.layer, torch_blocks.sizes_of(job.layer.x).group
     return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_blocks.on_gpu(layer.x) else group)
 
 
-def total(job: Job, step: int, factor: Tensor) -> Tensor:
-    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes. step: how many at a time."""
-    return _ahead(_Ahead(job, step, factor), *_operands(job))
+def _tile(layer: Layer) -> int:
+    with torch.no_grad():
+        how = str(layer.x.device), torch.get_num_threads()
+        return rows_of_tile(layer, lambda x, w: torch_blocks.product(x, w.to(x.dtype)), *how)
+
+
+def total(job: Job, step: int, factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The factor times the sum of the results of all rows, with a gradient that the forward pass computes, and what classes they predict.
+
+    step: how many at a time.
+    """
+    rows = job.layer.rows
+    if job.invariant:
+        job = padded(job, step)
+        assert job.target is not None
+        more = torch.arange(job.layer.rows, device=job.target.device) >= rows
+        job = dataclasses.replace(job, target=job.target.masked_fill(more, -1))
+    how = _Ahead(job, step, factor)
+    value = _ahead(how, *_operands(job))
+    return value, None if how.predicted is None else how.predicted[:rows]
 
 
 def transforms_learn(job: Job) -> bool:

@@ -14,7 +14,7 @@ from .._core.separable import Separable
 from .._core.ways import Way, way_of
 from . import torch_blocks
 from .job import Job, RowLoss, RowTerms
-from .torch_blocks import BlockSize, sizes_of
+from .torch_blocks import BlockSize, holds_scores, rows_in_memory, sizes_of
 from .torch_groups import rows_of_group, runs_eagerly, transforms_learn
 
 Tensor = torch.Tensor
@@ -40,16 +40,21 @@ class LayerMethod(enum.Enum):
 
     def words(self, job: Job, ahead: int | None) -> str:
         """Its value, with the sizes of the job. ahead: as in `choose`."""
-        rows, classes = BlockSize.of(job.layer, job.chunk)
+        rows, classes, _ = BlockSize.of(job.layer, job.chunk)
         if self is LayerMethod.GROUPS:
             rows = rows_of_group(job)
         elif self is LayerMethod.AHEAD and ahead is not None:
             rows = ahead
-        return self.value.format(all=job.layer.classes, rows=rows, classes=classes)
+        words = self.value
+        if self is LayerMethod.SOFTMAX and holds_scores(job.layer, job.chunk):
+            words = words.replace("computed again", "held")
+        return words.format(all=job.layer.classes, rows=rows, classes=classes)
 
 
 def choose(job: Job, ahead: int | None = None) -> LayerMethod:
     """The method that takes least time. ahead: the result of `rows_ahead`, if the caller wants no more than the sum of all results."""
+    if job.invariant:
+        return LayerMethod.GROUPS if ahead is None else LayerMethod.AHEAD
     layer, per_row = job.layer, job.per_row
     x, softmax = layer.x, layer.mapping.is_softmax
     full_precision, gpu = x.dtype is wide_dtype(x, torch), torch_blocks.on_gpu(x)
@@ -87,7 +92,7 @@ def rows_ahead(job: Job) -> int | None:
     layer = job.layer
     rows = layer.rows
     if (
-        job.chunk is not None
+        (job.chunk is not None and not job.invariant)
         or not rows
         or not runs_eagerly(layer, job.target, job.class_weight, reference=job.reference)
     ):
@@ -98,10 +103,9 @@ def rows_ahead(job: Job) -> int | None:
         each.weight.dtype is torch.float16 for each in job.layers
     ):  # too narrow for a gradient before the caller's factor
         return None
-    # rows of scores in as much memory as the weight, or in a share of it, unless that is little
-    widths, n, sizes = [each.x.shape[1] for each in job.layers], layer.classes, sizes_of(layer.x)
-    features = sum(widths) // len(widths)
-    step = max(features // sizes.share, min(features, sizes.little // n), sizes.small // n)
+    if job.invariant:
+        return rows_of_group(job)
+    step = rows_in_memory(*job.layers)
     if step < min(rows, _LEAST_ROWS):
         return None
     return -(-rows // -(-rows // step))  # groups of the same size

@@ -1,6 +1,7 @@
 """PyTorch: softmax's output layer: the targets' scores, and logsumexp and entropy of all others, a block of classes at a time.
 
-The gradient computes each block of scores again. The gradient of the gradient holds all scores: it uses plain operations.
+The scores are held for the gradient if they take little memory beside the weight; else it computes each block again. The gradient of the
+gradient holds all scores: it uses plain operations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
-from .torch_blocks import BlockSize, ScoreBlocks, logsumexp, logsumexp_entropy, sizes_of
+from .torch_blocks import BlockSize, ScoreBlocks, holds_scores, logsumexp, logsumexp_entropy, sizes_of
 from .torch_candidates import OfTarget, candidates_back, candidates_of, weighted_scores
 
 Tensor = torch.Tensor
@@ -40,43 +41,58 @@ def of_softmax(
         value, index, at, full, others = candidates_of(job, bound, OfTarget.APART)
         if not bool(full.any()):
             target_and_rest, weighted_score = _likely(
-                None, *_operands(layer, target, class_factors), value, index, at, others
+                BlockSize.of(layer, job.chunk), *_operands(layer, target, class_factors), value, index, at, others
             )
             return target_and_rest, weighted_score, weighted_score
     target = target if target.ndim == 2 else target[:, None]
-    return _others((BlockSize.of(layer, job.chunk), entropy), *_operands(layer, target, class_factors))
+    holds = holds_scores(layer, job.chunk)
+    return _others(_How(BlockSize.of(layer, job.chunk), entropy, holds), *_operands(layer, target, class_factors))
 
 
 def _operands(layer: Layer, target: Tensor, class_factors: Tensor | None) -> tuple[Tensor | None, ...]:
     return layer.x, layer.weight, layer.bias, layer.keep, target, class_factors
 
 
-def _others_forward(how: tuple[BlockSize, bool], operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
+class _How(NamedTuple):
+    blocks: BlockSize
+    entropy: bool
+    holds: bool = False  # the scores, from the forward to the backward pass
+
+
+def _others_forward(how: _How, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
     """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, class_factors>; the
     entropy of the softmax of the others."""
     x, weight, bias, keep, target, class_factors = operands
-    value, h = others_of(_layer(x, weight, bias, keep), target, *how)
+    blocks, entropy, holds = how
+    held = x.new_empty(x.shape[0] * weight.shape[0], dtype=blocks.dtype_of(x)) if holds and any(wants[:3]) else None
+    value, h = others_of(_layer(x, weight, bias, keep, blocks), target, blocks, entropy, held)
     weighted_score, _ = weighted_scores(value, x, weight, bias, class_factors)
-    return (value, weighted_score, h), (value, h)
+    return (value, weighted_score, h), (value, h, held)
 
 
-def _others_backward(how: tuple[BlockSize, bool], operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, keep, target, class_factors), (value, h), (g, g_weighted, g_h) = operands, kept, grads
+def _others_backward(how: _How, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+    (x, weight, bias, keep, target, class_factors), (value, h, held), (g, g_weighted, g_h) = operands, kept, grads
     g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
     if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
         g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
     gradient = _ScoreGradient(value, g, g_h, class_factors, g_weighted)
-    return *_others_back(_layer(x, weight, bias, keep), target, gradient, how[0], wants), None, None, None
+    return (
+        *_others_back(_layer(x, weight, bias, keep, how.blocks), target, gradient, held, how.blocks, wants),
+        None,
+        None,
+        None,
+    )
 
 
-def _others_plain(how: tuple[BlockSize, bool], operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _plain(*operands, entropy=how[1])
+def _others_plain(how: _How, operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _plain(*operands, how=how)
 
 
 def _plain(
-    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, class_factors: Tensor | None, entropy: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, class_factors: Tensor | None,
+    how: _How,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    s = _layer(x, weight, bias, keep).scores().to(wide_dtype(x, torch))
+    s = _layer(x, weight, bias, keep, how.blocks).scores().to(wide_dtype(x, torch))
     there = target >= 0
     of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
@@ -85,7 +101,7 @@ def _plain(
         s.new_zeros(0) if class_factors is None else (torch.where(class_factors == 0, 0, s) * class_factors).sum(1)
     )
     h = s.new_zeros((s.shape[0], 0))
-    if entropy:
+    if how.entropy:
         below = (s - torch.where(level == -math.inf, math.inf, level)).clamp(min=LOWEST)
         h = -(below.exp() * below).sum(1, keepdim=True)
     return torch.cat([of_target, level], 1), weighted_score, h
@@ -94,7 +110,7 @@ def _plain(
 _others = operation("SoftmaxOthers", _others_forward, _others_backward, _others_plain)
 
 
-def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+def _likely_forward(_: BlockSize, operands: Any, wants: Any) -> tuple[tuple[Tensor, Tensor], Any]:
     """`_others_forward` with a gradient for the candidates only."""
     x, weight, bias, _keep, _target, class_factors, value, _index, at, others = operands
     target_and_rest = torch.cat([value.gather(1, at[:, None]), others], 1)
@@ -102,7 +118,7 @@ def _likely_forward(_: None, operands: Any, wants: Any) -> tuple[tuple[Tensor, T
     return (target_and_rest, weighted_score), (target_and_rest, mixed)
 
 
-def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
+def _likely_backward(_: BlockSize, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
     x, weight, bias, _keep, _target, class_factors, value, index, at = operands
     (target_and_rest, mixed), (g, g_weighted) = kept, grads
     if g is not None:
@@ -111,17 +127,22 @@ def _likely_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) 
     return *candidates_back(wants, g, g_weighted, index, x, weight, bias, class_factors, mixed), *(None,) * 7
 
 
-def _likely_plain(_: None, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
+def _likely_plain(blocks: BlockSize, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
     x, weight, bias, keep, target, class_factors, *_candidates = operands
-    return _plain(x, weight, bias, keep, target[:, None], class_factors, entropy=False)[:2]
+    return _plain(x, weight, bias, keep, target[:, None], class_factors, _How(blocks, entropy=False))[:2]
 
 
 _likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _likely_plain, saves=9)
 
 
-def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) -> tuple[Tensor, Tensor]:
+def others_of(
+    layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool, held: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The scores of the targets [rows, m] and logsumexp of all others of each row, [rows, m + 1], fp32 or fp64; and the entropy of the
-    softmax of the others, [rows, 1], without columns if it is not requested."""
+    softmax of the others, [rows, 1], without columns if it is not requested.
+
+    held: memory for all scores, which takes the blocks of each tile of rows; there those of the targets are -inf.
+    """
     dtype, (rows, m) = wide_dtype(layer.x, torch), target.shape
     value = torch.full((rows, m + 1), -math.inf, dtype=dtype, device=layer.x.device)
     h = value.new_zeros((rows, int(entropy)))
@@ -130,7 +151,7 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
         scores = ScoreBlocks(part, blocks, target[tile])
         levels, entropies = [], []
         for a, b in blocks.parts(part):
-            s = scores.block(a, b)
+            s = scores.block(a, b, _part_of(held, tile, a, b, layer.classes))
             row, column, place = scores.targets(a, b)
             out[row, column] = s[row, place].to(dtype)
             s[row, place] = -math.inf
@@ -146,6 +167,12 @@ def others_of(layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool) ->
             below = (of_blocks - _level(out)).clamp_(min=LOWEST)
             h[tile] = (below.exp() * (torch.cat(entropies, 1) - below)).sum(1, keepdim=True)
     return value, h
+
+
+def _part_of(held: Tensor | None, tile: slice, a: int, b: int, n: int) -> Tensor | None:
+    """The memory of the scores of some rows and the classes a to b of n, if they are held."""
+    rows = tile.stop - tile.start
+    return None if held is None else held[tile.start * n + rows * a : tile.start * n + rows * b].view(rows, b - a)
 
 
 def _level(value: Tensor) -> Tensor:
@@ -169,20 +196,24 @@ class _ScoreGradient(NamedTuple):
         mix, g_weighted = (None if a is None else a[rows] for a in (mix, g_weighted))
         return _ScoreGradient(value[rows], g[rows], mix, class_factors, g_weighted)
 
-    def block(self, scores: ScoreBlocks, a: int, b: int, step: int) -> Tensor:
-        """The gradient in the scores of the classes a to b, in the dtype of the product, `step` rows at a time."""
-        d = scores.block(a, b)
+    def block(self, scores: ScoreBlocks, held: Tensor | None, a: int, b: int, step: int) -> Tensor:
+        """The gradient in the scores of the classes a to b, in their dtype, `step` rows at a time. held: these scores."""
         row, column, place = scores.targets(a, b)
-        d[row, place] = -math.inf
+        d = s = scores.block(a, b) if held is None else held
+        if held is None:
+            d[row, place] = -math.inf
+        else:
+            d = scores.memory(a, b)
         for i in range(0, d.shape[0], step):
             rows = slice(i, i + step)
-            self.rows_at(rows).change(d[rows], a, b)
+            self.rows_at(rows).write(d[rows], s[rows], a, b)
         d[row, place] += self.g[row, column].to(d.dtype)
         return d
 
-    def change(self, d: Tensor, a: int, b: int) -> None:
-        """Change scores of the classes a to b to their gradient."""
-        log_q = d.to(self.value.dtype).sub_(_level(self.value))
+    def write(self, d: Tensor, s: Tensor, a: int, b: int) -> None:
+        """Write the gradient in the scores `s` of the classes a to b to `d`, which may be these scores."""
+        level = _level(self.value)
+        log_q = torch.sub(s, level, out=d) if d.dtype is level.dtype else s.to(level.dtype).sub_(level)
         if self.mix is None:
             q = log_q.exp_().mul_(self.g[:, -1:])
         else:
@@ -195,27 +226,28 @@ class _ScoreGradient(NamedTuple):
 
 
 def _others_back(
-    layer: Layer, target: Tensor, of: _ScoreGradient, blocks: BlockSize, wants: Any
+    layer: Layer, target: Tensor, of: _ScoreGradient, held: Tensor | None, blocks: BlockSize, wants: Any
 ) -> list[Tensor | None]:
-    """The gradients of `_others` by x, weight and bias, a block of scores at a time."""
+    """The gradients of `_others` by x, weight and bias, a block of scores at a time. held: these, if they are held."""
     x, weight, bias, dtype = layer.x, layer.weight, layer.bias, of.value.dtype
     dx = torch.zeros(x.shape, dtype=dtype, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
     tiles = list(layer.parts(blocks.rows))
     buffer = blocks.buffer(layer)
-    half = buffer.dtype is not dtype
-    step = sizes_of(x).converted if half else max(layer.rows, 1)
+    half, step = x.dtype is not dtype, max(layer.rows, 1)
+    converted = step if buffer.dtype is dtype else sizes_of(x).converted
     scores = [ScoreBlocks(part, blocks, target[tile], buffer) for tile, part in tiles]
     parts = [of.rows_at(tile) for tile, _ in tiles]
     for a, b in blocks.parts(layer):
         sums = None
         for (tile, _), block, part in zip(tiles, scores, parts):
-            d = part.block(block, a, b, step)
+            d = part.block(block, _part_of(held, tile, a, b, layer.classes), a, b, converted)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=dtype)
+            d = d.to(x.dtype)
             if dx is not None and half:
-                for out, piece in zip(dx[tile].split(step), d.split(step)):
+                for out, piece in zip(dx[tile].split(sizes_of(x).converted), d.split(sizes_of(x).converted)):
                     out += piece @ weight[a:b]
             elif dx is not None:
                 dx[tile].addmm_(d, block.weight(a, b))
@@ -231,5 +263,5 @@ def _others_back(
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
 
 
-def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None) -> Layer:
-    return Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
+def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, blocks: BlockSize) -> Layer:
+    return Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype, rounded_to=blocks.rounded_to)

@@ -8,18 +8,19 @@ the work.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 from .. import _array
-from .._array import Array, device_of, namespace, quiet, upcast
+from .._array import Array, Namespace, device_of, namespace, quiet, upcast
 from .._core.mapping import Mapping, no_threshold
 from .._core.options import check_keywords, check_options
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document, documented_like
-from .._core.typing import ArrayT, LossKeywords, Mask, Numbers, Reduction, SampleKeywords, Target, Weight
+from .._core.typing import ArrayT, DType, LossKeywords, Mask, Numbers, Reduction, SampleKeywords, Target, Weight
 from ..autodiff import bridge
 from ..losses.margins import as_margin
 from ..losses.options import EACH_ROW, LossOptions, cast, class_weights
@@ -29,12 +30,30 @@ from ..mappings import Softmax
 from ..thresholds import Threshold
 from .arguments import HINTS, LayerArguments, class_of_each_row, row_transforms
 from .job import Job, RowLoss, Thresholds
-from .layer import Layer, check_chunk
+from .layer import Layer
 
 _SOFTMAX = Softmax()
 _HINTS = HINTS | {
     "temperature": "divide x by it",
 }
+
+
+@overload
+def linear_loss(
+    x: ArrayT | Numbers, linear_weight: Any, target: Target, mapping: Mapping | str = ..., *, linear_bias: Any = None,
+    weight: Weight = None, mask: Mask = None, transform: Callable[[Any], Any] | None = None, chunk: int | None = None,
+    least: float = 0.0, suppress: float = 0.0, z_loss: float = 0.0, score_dtype: DType = None, invariant: bool = False,
+    return_predicted: Literal[True], **options: Unpack[SampleKeywords],
+) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def linear_loss(
+    x: ArrayT | Numbers, linear_weight: Any, target: Target, mapping: Mapping | str = ..., *, linear_bias: Any = None,
+    weight: Weight = None, mask: Mask = None, transform: Callable[[Any], Any] | None = None, chunk: int | None = None,
+    least: float = 0.0, suppress: float = 0.0, z_loss: float = 0.0, score_dtype: DType = None, invariant: bool = False,
+    return_predicted: Literal[False] = False, **options: Unpack[SampleKeywords],
+) -> ArrayT: ...  # fmt: skip
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -53,8 +72,11 @@ def linear_loss(
     least: float = 0.0,
     suppress: float = 0.0,
     z_loss: float = 0.0,
+    score_dtype: DType = None,
+    invariant: bool = False,
+    return_predicted: bool = False,
     **options: Unpack[SampleKeywords],
-) -> ArrayT:
+) -> Any:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed in blocks of scores.
 
     Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss
@@ -103,12 +125,22 @@ def linear_loss(
     z_loss
         The factor of tau squared, which is added to the loss of each row and keeps the scores from drifting. tau is the threshold of
         the map, for softmax logsumexp. Class weights apply to it, and to `suppress`, as to the loss.
+    score_dtype
+        The dtype of the scores, or its name. By default a product of half precision is summed and returned in fp32; "bfloat16" rounds the
+        scores of a product in bf16, which takes less memory on a GPU, and makes a ratio of probabilities wrong by up to some percent.
+    invariant
+        True makes the result of a row independent of the others, bit for bit: of how many there are, of their order, of padding and of
+        `chunk`. The scores are then computed in tiles of 64 rows (fewer where a library of products demands it), the last one filled up.
+        It holds for one device, number of threads, and version of the libraries, and not for the gradient of the weight, a sum over rows.
+    return_predicted
+        True returns the class with the largest score of each row, too: (loss, classes). It is -1 for a row that is left out, so
+        `(classes == target).sum()` is the number of right ones. The classes have no gradient.
 
     Returns
     -------
     Array
         The loss, one number of the kind of x, in the dtype of the product; fp32 for half precision. With `reduction="none"` one for
-        each sample.
+        each sample. With `return_predicted` a tuple, (loss, classes), the classes in the shape of x without its last axis.
 
     Examples
     --------
@@ -116,9 +148,11 @@ def linear_loss(
     >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
     (np.float64(0.0), np.float64(0.275))
     """
-    arguments = LayerArguments("linear_loss", x, linear_weight, mapping, linear_bias, mask, transform, chunk)
-    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
-    return _loss(layer, target, read, per_row, check_chunk("linear_loss", chunk))
+    arguments = LayerArguments(
+        "linear_loss", x, linear_weight, mapping, linear_bias, mask, transform, chunk, None, score_dtype, invariant
+    )
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, return_predicted, options)
+    return _loss(arguments.job(layer, per_row), target, read)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -154,16 +188,20 @@ def explain_linear_loss(
     allowed = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     options = allowed | check_options(who, tuple(allowed), options)
     bias, mask, transform, chunk = (options.pop(name) for name in ("linear_bias", "mask", "transform", "chunk"))
+    score_dtype, invariant = (options.pop(name) for name in ("score_dtype", "invariant"))
     weight, least, suppress, z_loss = (options.pop(name) for name in ("weight", "least", "suppress", "z_loss"))
-    arguments = LayerArguments(who, x, linear_weight, mapping, bias, mask, transform, chunk)
-    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, options)
-    loss = _loss_job(layer, target, read, per_row, check_chunk(who, chunk))
+    predicts = options.pop("return_predicted")
+    arguments = LayerArguments(
+        who, x, linear_weight, mapping, bias, mask, transform, chunk, None, score_dtype, invariant
+    )
+    layer, read, per_row = _read(arguments, weight, least, suppress, z_loss, predicts, options)
+    loss = _loss_job(arguments.job(layer, per_row), target, read)
     indices = loss.without_class is not None
     return bridge(layer.x).layers.plan(loss.job, indices=indices, total=read.reduction != "none")
 
 
 def _read(
-    arguments: LayerArguments, weight: Any, least: Any, suppress: Any, z_loss: Any, keywords: Any
+    arguments: LayerArguments, weight: Any, least: Any, suppress: Any, z_loss: Any, return_predicted: Any, keywords: Any
 ) -> tuple[Layer, LossOptions, RowLoss]:
     """The layer, and what to compute, from the arguments of `linear_loss`."""
     who, transform, layer = arguments.who, arguments.transform, arguments.layer()
@@ -174,7 +212,10 @@ def _read(
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)
     each = EACH_ROW._replace(smoothing=float(options.smoothing)) if options.smoothing else EACH_ROW
-    per_row = RowLoss(who, row_transforms(who, transform), each, min_probability=float(least), penalties=penalties)
+    predicts = _array.check_flag(who, "return_predicted", return_predicted)
+    per_row = RowLoss(
+        who, row_transforms(who, transform), each, min_probability=float(least), penalties=penalties, predicts=predicts
+    )
     return layer, options, per_row
 
 
@@ -195,7 +236,7 @@ def margin_linear_loss(
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     layer.refuse_with_sink("margin_loss", margin=margin)
     per_row = RowLoss("margin_loss", margin=as_margin(margin), scale=scale, sub_centers=sub_centers)
-    return _loss(layer, target, options, per_row, None)
+    return _loss(Job(layer, per_row), target, options)
 
 
 @check_keywords(_HINTS, bias="linear_bias")
@@ -208,6 +249,8 @@ def linear_threshold(
     mask: Mask = None,
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
+    score_dtype: DType = None,
+    invariant: bool = False,
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row of the scores `x @ linear_weight.T + linear_bias`, and how many classes have a probability above 0.
 
@@ -234,12 +277,15 @@ def linear_threshold(
     (array([1.25]), array([2]))
     """
     who = "linear_threshold"
-    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    arguments = LayerArguments(
+        who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, None, score_dtype, invariant
+    )
+    layer = arguments.layer()
     if not layer.mapping.has_threshold:
         raise TypeError(no_threshold(layer.mapping))
     layer.refuse_with_sink(who, transform=transform)
     xp, per_row = namespace(layer.x), Thresholds(who, row_transforms(who, transform))
-    job = Job(layer, per_row, layer.hidden_class(xp), chunk=check_chunk(who, chunk))
+    job = arguments.job(layer, per_row, layer.hidden_class(xp))
     tau, size = bridge(layer.x).layers.thresholds(job)
     return Threshold(layer.as_given(tau, xp), layer.as_given(size, xp))
 
@@ -256,13 +302,13 @@ class LossJob(NamedTuple):
     counted: Array  # [rows], what each row counts in a mean
 
 
-def _loss(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> Any:
-    with quiet(layer.x):
-        return reduced(_loss_job(layer, target, options, per_row, chunk), options)
+def _loss(job: Job, target: Any, options: LossOptions) -> Any:
+    with quiet(job.layer.x):
+        return reduced(_loss_job(job, target, options), options)
 
 
 def reduced(loss: LossJob, options: LossOptions) -> Any:
-    """The results of all rows, reduced."""
+    """The results of all rows, reduced; with the classes that they predict, if they do."""
     job, without_class, counted = loss
     layer = job.layer
     xp, layers = namespace(layer.x), bridge(layer.x).layers
@@ -272,17 +318,29 @@ def reduced(loss: LossJob, options: LossOptions) -> Any:
         if options.reduction != "none":
             factor = options.reduce(xp.ones_like(counted[:1]), counted, counted.dtype, xp)
             total = layers.total(job, without_class, factor)
+            if isinstance(total, tuple):
+                return cast(total[0], layer.dtype), _classes(layer, total[1], xp)
             if total is not None:
                 return cast(total, layer.dtype)
         value = layers.values(job, without_class)
-    return options.reduce(xp.reshape(value, layer.lead), xp.reshape(counted, layer.lead), layer.dtype, xp)
+    value, *predicted = value if isinstance(value, tuple) else (value,)
+    value = options.reduce(xp.reshape(value, layer.lead), xp.reshape(counted, layer.lead), layer.dtype, xp)
+    return (value, _classes(layer, predicted[0], xp)) if predicted else value
 
 
-def _loss_job(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss, chunk: int | None) -> LossJob:
+def _classes(layer: Layer, predicted: Array, xp: Namespace) -> Array:
+    """Predicted classes as the caller sees them: a class that the map hides is -1."""
+    if layer.hides:
+        predicted = xp.where(predicted == layer.seen_classes, -xp.ones_like(predicted), predicted)
+    return layer.as_given(predicted, xp)
+
+
+def _loss_job(job: Job, target: Any, options: LossOptions) -> LossJob:
+    layer, per_row = job.layer, job.per_row
+    assert isinstance(per_row, RowLoss)
     who, xp, class_weight = per_row.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
-    all_scores = layer
     if per_row.sub_centers > 1:  # below, the layer stands for its classes
         layer = layer.with_operands(layer.x, layer.weight[:: per_row.sub_centers, ...], None)
     wide_like = upcast(layer.weight[:1, :1], xp)
@@ -291,7 +349,7 @@ def _loss_job(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss,
     if holds_indices(target, (*layer.lead, layer.seen_classes), -1, f"{who}: target"):
         index, without_class = class_of_each_row(who, target, layer, options.ignore_index, xp)
         counted = counted_weight(index, without_class, class_weight, wide_like.dtype, xp)
-        return LossJob(Job(all_scores, per_row, index, class_weight, chunk), without_class, counted)
+        return LossJob(dataclasses.replace(job, target=index, class_weight=class_weight), without_class, counted)
     per_row.penalties.need_indices(who, target)
     if per_row.margin is not None:
         raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
@@ -300,7 +358,7 @@ def _loss_job(layer: Layer, target: Any, options: LossOptions, per_row: RowLoss,
         _, most = layer.mapping.sums(None, xp)
         y = complete_target(y, (0.0, most), xp)
     counted = xp.ones((layer.rows,), dtype=wide_like.dtype, **device_of(wide_like))
-    return LossJob(Job(all_scores, per_row, y, class_weight, chunk), None, counted)
+    return LossJob(dataclasses.replace(job, target=y, class_weight=class_weight), None, counted)
 
 
 document(globals(), linear_loss, LossKeywords)

@@ -45,6 +45,8 @@ class LinearLoss(OfMapping):
     suppress, z_loss
         The factors of two further losses: of the classes that a sparse map gives probability 0, and of tau squared, for softmax
         logsumexp squared. See `linear_loss`.
+    score_dtype, invariant
+        The dtype of scores of half precision, and whether the loss of a row depends on no other row, bit for bit. See `linear_loss`.
 
     Examples
     --------
@@ -73,6 +75,8 @@ class LinearLoss(OfMapping):
         least: float = 0.0,
         suppress: float = 0.0,
         z_loss: float = 0.0,
+        score_dtype: torch.dtype | str | None = None,
+        invariant: bool = False,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
         device: torch.device | str | int | None = None,
@@ -86,7 +90,9 @@ class LinearLoss(OfMapping):
         self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory_kwargs)) if bias else None)
         self.register_buffer("class_weight", class_weight_of(weight))
         self.chunk = chunk
-        self.options: dict[str, Any] = {"least": least, "suppress": suppress, "z_loss": z_loss, **options}
+        self.options: dict[str, Any] = {
+            "least": least, "suppress": suppress, "z_loss": z_loss, "score_dtype": score_dtype, "invariant": invariant, **options
+        }  # fmt: skip
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -103,8 +109,9 @@ class LinearLoss(OfMapping):
     def log_prob(self, x: Tensor, target: Tensor, support: Any = None) -> Tensor:
         """log p of the classes `target`, by `linear_log_prob`."""
         return linear.linear_log_prob(
-            x, self.weight, target, self.mapping, linear_bias=self.bias, support=support, chunk=self.chunk
-        )
+            x, self.weight, target, self.mapping, linear_bias=self.bias, support=support, chunk=self.chunk,
+            score_dtype=self.options["score_dtype"], invariant=self.options["invariant"],
+        )  # fmt: skip
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of features [..., in_features].
@@ -118,7 +125,7 @@ class LinearLoss(OfMapping):
         """
         return linear.linear_loss(
             x, self.weight, target, self.mapping, linear_bias=self.bias, weight=self.class_weight, mask=mask, chunk=self.chunk,
-            **self.options,
+            return_predicted=False, **self.options,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
