@@ -47,15 +47,15 @@ class SmallMatrices {
     // Factors u of rows from those of columns, and the other way round.
     ANYMAX_INLINE void scale_rows(const V *v, V *u) const {
         for (int64_t i = 0; i < n(); i++) {
-            V sum = V{};
-            for (int64_t j = 0; j < m(); j++) sum += entries[i * m() + j] * v[j];
+            V sum = rounded(entries[i * m()] * v[0]);
+            for (int64_t j = 1; j < m(); j++) sum += entries[i * m() + j] * v[j];
             u[i] = over(rows[i], sum);
         }
     }
     ANYMAX_INLINE void scale_columns(const V *u, V *v) const {
         for (int64_t j = 0; j < m(); j++) {
-            V sum = V{};
-            for (int64_t i = 0; i < n(); i++) sum += entries[i * m() + j] * u[i];
+            V sum = rounded(entries[j] * u[0]);
+            for (int64_t i = 1; i < n(); i++) sum += entries[i * m() + j] * u[i];
             v[j] = over(columns[j], sum);
         }
     }
@@ -128,8 +128,8 @@ class SmallMatrices {
             const ints<C> going = most > tolerance;
             V wrong{};
             for (int64_t i = 0; i < n(); i++) {
-                V sum = V{};
-                for (int64_t j = 0; j < m(); j++) sum += entries[i * m() + j] * v[j];
+                V sum = rounded(entries[i * m()] * v[0]);
+                for (int64_t j = 1; j < m(); j++) sum += entries[i * m() + j] * v[j];
                 const V off = u[i] * sum * by_row[i] - C(1);
                 wrong = larger(wrong, larger(off, -off));
                 u[i] = going ? over(rows[i], sum) : u[i];
