@@ -25,11 +25,13 @@ constexpr int64_t BATCH_CANDIDATES_FEW = 256;    // of sparsemax, entmax 3/2 and
 
 // -- what is worth saving for the gradient ----------------------------------------------------------
 
-constexpr int64_t SAVED_CALL_FROM = 16384;  // scores of a call: smaller ones gain nothing
-constexpr int64_t SAVED_FROM = 256;         // classes; of 1,000 normal scores entmax 3/2 leaves 18,
-constexpr int64_t SAVED_FROM_WIDE = 768;    // 4/3 75
-constexpr int64_t SAVED_FROM_WIDER = 4096;  // and 5/4 230
-constexpr int64_t SAVED_SHARE = 16;         // a row whose support was too large to be saved is more than this part of it
+// Where none is saved the gradient finds it in p, so that a row becomes the same in a small call and in a large one.
+
+constexpr int64_t SAVED_CALL_FROM = 16384;      // scores of a call: smaller ones gain nothing
+constexpr int64_t SAVED_FROM = DENSE_MOST + 1;  // classes; of 1,000 normal scores entmax 3/2 leaves 18,
+constexpr int64_t SAVED_FROM_WIDE = 1024;       // 4/3 75
+constexpr int64_t SAVED_FROM_WIDER = 4096;      // and 5/4 230
+constexpr int64_t SAVED_SHARE = 16;             // a row whose support was too large to be saved is more than this part of it
 
 // -- inside of the ways -----------------------------------------------------------------------------
 
@@ -38,7 +40,7 @@ constexpr int64_t CELLS_FROM = 33;  // a tile begins at a level that the maxima 
 constexpr int64_t STEEP_CELLS_FROM =
     13;                                // cells above its first bound: a better bound of entmax above 2 is worth its bisection
 constexpr int64_t WORTH_SEEKING = 17;  // the zeros of p in one row,
-constexpr int64_t WORTH_SEEKING_WIDE = 1024;                       // of entmax below 3/2, which leaves more,
+constexpr int64_t WORTH_SEEKING_WIDE = SAVED_FROM_WIDE;            // of entmax below 3/2, which leaves more,
 constexpr int64_t many_nonzeros(int64_t n) { return n / 32 + 8; }  // unless there are more non-zeros than this
 constexpr int64_t BACKWARD_TOGETHER = 2560;  // classes of rows in turn: their p, g and results stay in the first cache
 constexpr int64_t BACKWARD_FAR_FROM =

@@ -57,13 +57,14 @@ constexpr const char *SOURCE_NAMES[] = {"all classes", "all classes or candidate
 // -- traits of a call, one bit each, which a rule needs or refuses ----------------------------------
 
 enum Trait : uint32_t {
-    SUPPORT = 1 << 0,   // there is a support, to be read or saved
-    TAU = 1 << 1,       // a loss whose threshold is wanted, too
-    SPACED = 1 << 2,    // classes that do not lie one after another in p, g or the result
-    HEADS = 1 << 3,     // as anymax_run_segments makes them: rows of several heads where they lie
-    MILD = 1 << 4,      // normmax: beyond, the exponent alpha / (alpha - 1) is near to 1
-    MIDDLING = 1 << 5,  // normmax: below, 1 / (alpha - 1) times what floats leave out; above, a root
-    CURVED = 1 << 11,   // bounded: a link other than the exponential, in floats
+    SUPPORT = 1 << 0,       // there is a support, to be read or saved
+    TAU = 1 << 1,           // a loss whose threshold is wanted, too
+    SPACED = 1 << 2,        // classes that do not lie one after another in p, g or the result
+    HEADS = 1 << 3,         // as anymax_run_segments makes them: rows of several heads where they lie
+    MILD = 1 << 4,          // normmax: beyond, the exponent alpha / (alpha - 1) is near to 1
+    MIDDLING = 1 << 5,      // normmax: below, 1 / (alpha - 1) times what floats leave out; above, a root
+    CURVED = 1 << 11,       // bounded: a link other than the exponential, in floats
+    LEAVES_MANY = 1 << 12,  // entmax below 3/2
     // budgets and k beside n
     WITHIN = 1 << 6,
     SMALL_BUDGET = 1 << 7,
@@ -79,8 +80,8 @@ inline uint32_t traits_of(const anymax_call &c) {
     const bool spaced = c.out.cls != 1 || c.g.cls != 1 || (c.p.cls != 1 && !c.support.count);
     return is(c.support.count, SUPPORT) | is(c.op == ANYMAX_LOSS && c.tau, TAU) | is(spaced, SPACED) |
            is(c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1, HEADS) | is(k < 51.0, MILD) |
-           is(k >= 1.5 && k <= 2.0, MIDDLING) | is(k >= 1.02 && k <= 2.0, CURVED) | is(k <= n, WITHIN) |
-           is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
+           is(k >= 1.5 && k <= 2.0, MIDDLING) | is(k >= 1.02 && k <= 2.0, CURVED) | is(k < 1.5, LEAVES_MANY) |
+           is(k <= n, WITHIN) | is(k > 0.0 && k * 2.0 <= n && ::ceil(k) <= (double)(8 * width<float>), SMALL_BUDGET) |
            is(k >= 1.0 && k <= (double)BATCH_LARGEST && k * 2.0 <= n, FEW_LARGEST) | is(k < n && k * 8.0 >= n, MANY_LARGEST) |
            is(k >= 1.0 && k < n && k * 14.0 >= n, COUNTED);
 }
@@ -135,7 +136,7 @@ static constexpr Rule RULES[] = {
     {TILE, DENSE, VJPS, WEIGHED, F32, 1, BESIDE_MOST, HEADS, SUPPORT},
     {BATCH, DENSE, VJPS, WEIGHED, FLOATS, 1, DENSE_MOST, 0, SUPPORT},
     {BATCH, DENSE, VJPS, bit(NORM), FLOATS, 1, DENSE_MOST, MIDDLING, SUPPORT},
-    {BATCH, DENSE, VJPS, CURVES | bit(ANY_POWER), F32, 1, WORTH_SEEKING_WIDE - 1, 0, SUPPORT},
+    {BATCH, DENSE, VJPS, CURVES | bit(ANY_POWER), F32, 1, WORTH_SEEKING_WIDE - 1, LEAVES_MANY, SUPPORT},
     {BATCH, SAVED, VJPS, WEIGHED, F32, 1, ANY, SUPPORT, SPACED},
     // one row at a time
     {ROW, DENSE, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, 0, 0},
@@ -262,7 +263,7 @@ inline int64_t worth_saving(int32_t op, int32_t map, double param, int64_t rows,
     }
     const bool entmax = map == ANYMAX_ENTMAX || map == ANYMAX_BOUNDED;
     if (op != ANYMAX_FORWARD || !is_sparse(map) || rows * n < SAVED_CALL_FROM || (entmax && param < 1.22)) return 0;
-    const bool wide = entmax && param < 1.45, wider = entmax && param < 1.3;
+    const bool wide = entmax && param < 1.5, wider = entmax && param < 1.3;
     if (n < (wider ? SAVED_FROM_WIDER : wide ? SAVED_FROM_WIDE : SAVED_FROM)) return 0;
     const int64_t size = wider ? most(n / 24, least(n / 8, 1024)) : most(n / 32, least(n / 8, 256));
     return (map == ANYMAX_TOPK && param * 16 > (double)n) || (map == ANYMAX_BUDGET && param * 2.4 > (double)size) ? 0 : size;

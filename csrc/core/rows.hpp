@@ -234,8 +234,8 @@ inline void spread_bypass(C *to, int64_t n, const int32_t *index, const V *value
 }
 
 // A row of zeros but for `count` entries in order.
-template <class C>
-inline void spread(const Sink<C> &out, const int32_t *index, const double *value, int64_t count, const Team &team) {
+template <class C, class V>
+inline void spread(const Sink<C> &out, const int32_t *index, const V *value, int64_t count, const Team &team) {
     if (out.bypass && !out.cleared && out.direct) return spread_bypass(out.direct, out.n, index, value, count, team);
     zeros(out, team);
     if (out.direct)

@@ -54,7 +54,7 @@ struct OrderRow {
             arena.take(n, row.first, row.second);
             arena.take(n, row.z, row.w);
             arena.take(n + 1, row.block);
-            if (kl) arena.take(n + 1, row.in_logarithms, row.logarithm);
+            if (kl) arena.take(n + 2, row.in_logarithms), arena.take(n + 1, row.logarithm);  // the blocks may begin at 1
             if (pass) break;
             char *base = room.take<char>(arena.used);
             if (!base) return false;

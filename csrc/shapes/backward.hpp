@@ -15,13 +15,22 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
     if (!scratch.failed) vjp<false>(WholeRow<C>{{p, g, nullptr, weights, n}, out, scratch, team}, weigh, Norm{});
 }
 
-// J^T g from the non-zeros of p, in doubles. Where weights grow without bound as p falls, the smallest p has nearly all of
-// them: less its g the sums stay exact.
+// J^T g from the non-zeros of p: of floats as `vjp_saved` has it, which takes rows side by side; else in doubles. Where weights
+// grow without bound as p falls, the smallest p has nearly all of them: less its g the sums stay exact.
 template <class C>
 inline void vjp_found(const Sensitivity &s, const Saved<C> &found, const void *g, int64_t g_step, int32_t dtype,
                       const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<double>;
     const auto [index, value, count] = found;
+    if constexpr (sizeof(C) == sizeof(float))
+        if (dtype == ANYMAX_F32 && !s.steep && s.link != NORM) {
+            float *const h = scratch.take<float>(EXTRA, count + width<float>), *const weights = scratch.take<float>(
+                                                                                   WIDE, count + width<float>);
+            if (scratch.failed) return;
+            const SupportRow<float> row{{value, h, h, weights, count}, g, g_step, dtype, index, vf{}};
+            s.with([&](auto weigh) { vjp<false>(row, weigh, Norm{}); });
+            return spread(out, index, h, count, team);
+        }
     double *const p = scratch.take<double>(SORTED, count + W), *const h = scratch.take<double>(EXTRA, count + W),
                   *const weights = scratch.take<double>(WIDE, count + W);
     if (scratch.failed) return;
@@ -153,17 +162,22 @@ inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, i
     }
 }
 
-// J^T g of a map whose backward needs p alone. `p` is staged; g is read where p is not 0.
+inline int64_t saved_of(const anymax_call &call) {
+    return worth_saving(ANYMAX_FORWARD, call.map, call.param, SAVED_CALL_FROM, call.n);
+}
+
+// J^T g of a map whose backward needs p alone. `p` is staged; g is read where p is not 0. `saved`: how many non-zeros a large
+// call saves of such a row, which one of them takes from there (0: none).
 template <class C>
-inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n,
+inline void vjp_row(const Sensitivity &s, int64_t saved, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n,
                     const Sink<C> &out, Scratch &scratch, const Team &team) {
     const bool may = !s.steep && s.link != NORM;
-    bool dense =
-        may && (s.link == EXPONENTIAL || n < (bit(s.link) & (CURVES | bit(ANY_POWER)) ? WORTH_SEEKING_WIDE : WORTH_SEEKING));
+    const bool wide = (bit(s.link) & (CURVES | bit(ANY_POWER))) && s.alpha < 1.5;
+    bool dense = may && (s.link == EXPONENTIAL || n < (wide ? WORTH_SEEKING_WIDE : WORTH_SEEKING));
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
-        const int64_t many = many_nonzeros(n);
-        c = nonzeros(p, n, C(0), may ? many : n, scratch, may);
+        const int64_t many = saved ? saved : many_nonzeros(n);
+        c = nonzeros(p, n, C(0), may ? many : n, scratch, may && !saved);
         if (scratch.failed) return;
         dense = may && c.count > many;
     }

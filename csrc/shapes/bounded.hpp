@@ -377,7 +377,8 @@ static void bounded_vjp(const anymax_call &call, const Bounds<C> &u, const C *p,
     };
     if (call.param != 1.0) {
         for (int64_t i = 0; i < n; i += W) store_within(free, i, n, inside(i));
-        return vjp_row(bounded_weight<C>(call), (const C *)free, g, call.g.cls, call.dtype, n, out, scratch, team);
+        return vjp_row(bounded_weight<C>(call), saved_of(call), (const C *)free, g, call.g.cls, call.dtype, n, out, scratch,
+                       team);
     }
     const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
     if (!h) return;

@@ -301,7 +301,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, const C *x,
     const Sensitivity s(link, call.param, sizeof(C) == 4);
     const Saved<C> saved = saved_row<C>(call, row);
     if (saved.count >= 0) return vjp_found(s, saved, g, call.g.cls, call.dtype, out, scratch, team);
-    vjp_row(s, p, g, call.g.cls, call.dtype, n, out, scratch, team);
+    vjp_row(s, saved_of(call), p, g, call.g.cls, call.dtype, n, out, scratch, team);
 }
 
 template <class C>

@@ -24,6 +24,14 @@ ANYMAX_INLINE vf over(vf a, vf b) {
 }
 #endif
 
+// Equal shares of a total.
+template <class C, class T>
+ANYMAX_INLINE void share_out(const T *from, int64_t count, T *to, int64_t size) {
+    T total = from[0];
+    for (int64_t i = 1; i < count; i++) total += from[i];
+    for (int64_t i = 0; i < size; i++) to[i] = total / C(size);
+}
+
 // Matrices [n, m]; SIDE: n and m where they are known to the compiler and equal, else 0. All arrays hold a vector for each
 // entry.
 template <class C, int SIDE>
@@ -39,14 +47,14 @@ class SmallMatrices {
     // Factors u of rows from those of columns, and the other way round.
     ANYMAX_INLINE void scale_rows(const V *v, V *u) const {
         for (int64_t i = 0; i < n(); i++) {
-            V sum = entries[i * m()] * v[0];
+            V sum = rounded(entries[i * m()] * v[0]);
             for (int64_t j = 1; j < m(); j++) sum += entries[i * m() + j] * v[j];
             u[i] = over(rows[i], sum);
         }
     }
     ANYMAX_INLINE void scale_columns(const V *u, V *v) const {
         for (int64_t j = 0; j < m(); j++) {
-            V sum = entries[j] * u[0];
+            V sum = rounded(entries[j] * u[0]);
             for (int64_t i = 1; i < n(); i++) sum += entries[i * m() + j] * u[i];
             v[j] = over(columns[j], sum);
         }
@@ -89,8 +97,8 @@ class SmallMatrices {
                                      int64_t count) {
         const ints<C> good =
             read_sums(of_rows, rows_step, rows, n(), count) & read_sums(of_columns, columns_step, columns, m(), count);
-        if (!of_columns) share(rows, n(), columns, m());
-        if (!of_rows && of_columns) share(columns, m(), rows, n());
+        if (!of_columns) share_out<C>(rows, n(), columns, m());
+        if (!of_rows && of_columns) share_out<C>(columns, m(), rows, n());
         return ~bits(good) & (uint32_t)((1ull << count) - 1);
     }
     ANYMAX_INLINE ints<C> read_sums(const C *from, int64_t step, V *to, int64_t size, int64_t count) {
@@ -100,12 +108,6 @@ class SmallMatrices {
         gather_lanes((C *)to, from, count, size, step);
         for (int64_t i = 0; i < size; i++) good &= (to[i] >= C(1.0 / SUMS_WITHIN)) & (to[i] <= C(SUMS_WITHIN));
         return good;
-    }
-    // Equal shares of a total.
-    ANYMAX_INLINE void share(const V *from, int64_t count, V *to, int64_t size) {
-        V total = from[0];
-        for (int64_t i = 1; i < count; i++) total += from[i];
-        for (int64_t i = 0; i < size; i++) to[i] = total / C(size);
     }
 
     ANYMAX_INLINE void forward(int64_t iterations) {
@@ -126,7 +128,7 @@ class SmallMatrices {
             const ints<C> going = most > tolerance;
             V wrong{};
             for (int64_t i = 0; i < n(); i++) {
-                V sum = entries[i * m()] * v[0];
+                V sum = rounded(entries[i * m()] * v[0]);
                 for (int64_t j = 1; j < m(); j++) sum += entries[i * m() + j] * v[j];
                 const V off = u[i] * sum * by_row[i] - C(1);
                 wrong = larger(wrong, larger(off, -off));

@@ -3,6 +3,7 @@
 #include "core/families.hpp"
 #include "transport/lanes.hpp"
 #include "transport/matrix.hpp"
+#include "transport/near.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -44,6 +45,23 @@ class Transport {
         return ANYMAX_OK;
     }
 
+    // The same of a matrix that is near: else by `one`.
+    int near(int64_t k) {
+        NearMatrix<C> matrix(call.n, call.m);
+        const int64_t remembered = call.g ? call.iterations : 0;
+        char *const base = memory.take<char>(matrix.lay_out(nullptr, remembered));
+        if (!base) return ANYMAX_NO_MEMORY;
+        matrix.lay_out(base, remembered);
+        if (!matrix.read(scores(k), temperature, rows(k), columns(k))) return one(k);
+        if (call.g)
+            matrix.backward(gradient(k), call.iterations, temperature, result(k));
+        else if (call.tolerance > 0.0)
+            call.left[k] = matrix.converge(call.iterations, (C)call.tolerance, result(k));
+        else
+            matrix.forward(call.iterations, result(k));
+        return ANYMAX_OK;
+    }
+
     template <int SIDE>
     int some(int64_t k, int64_t count) {
         typedef vec<C> V;
@@ -73,16 +91,23 @@ class Transport {
         : call(call), size(call.n * call.m), temperature(at_least((C)call.temperature)), team(team) {}
 
     int run(int64_t begin, int64_t end) {
-        const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE && (!call.g || call.iterations <= SMALL_ITERATIONS);
+        constexpr int64_t THIN = width<C> / 2;  // of the vectors along such a side most lanes are idle
+        const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE,
+                   near_ones = small || (call.n >= THIN && call.m >= THIN && size < SHARED_MATRIX),
+                   remembers = !call.g || call.iterations <= SMALL_ITERATIONS;
         // of which the others are idle lanes
-        const int64_t fewest = call.n * call.m <= SMALL_ENTRIES / 4 ? 2 : 4;
+        const int64_t fewest = size <= 64 ? width<C> / 8 + 1 : size <= SMALL_ENTRIES / 2 ? 3 * width<C> / 8 : 3 * width<C> / 4;
         // in range as the numbers of this dtype, of which some small ones are subnormal or 0
         const bool usual = call.temperature >= 1e-30 && call.temperature <= 1e30;
         int code = ANYMAX_OK;
         for (int64_t k = begin; k < end && !code;) {
             const int64_t left = end - k, count = left < width<C> ? left : width<C>;
-            if (!small || !usual || left < fewest) {
+            if (!usual || !remembers || !near_ones) {
                 code = one(k++);
+                continue;
+            }
+            if (!small || left < fewest) {
+                code = near(k++);
                 continue;
             }
             code = call.n == 4 && call.m == 4 ? some<4>(k, count) : some<0>(k, count);

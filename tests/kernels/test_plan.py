@@ -131,9 +131,10 @@ SAVED = (  # operation, map, parameter, rows, classes -> how many numbers of a r
     ((FORWARD, "softmax", 0, 4096, 1000), 0),
     ((FORWARD, "entmax", 1.5, 4096, 1000), 125),
     ((FORWARD, "entmax", 1.5, 16, 1000), 0),  # small
-    ((FORWARD, "entmax", 1.5, 4096, 255), 0),  # short
-    ((FORWARD, "entmax", 1.4, 4096, 767), 0),
-    ((FORWARD, "entmax", 1.4, 4096, 768), 96),
+    ((FORWARD, "entmax", 1.5, 4096, 320), 0),  # short
+    ((FORWARD, "entmax", 1.5, 4096, 321), 40),
+    ((FORWARD, "entmax", 1.4, 4096, 1023), 0),
+    ((FORWARD, "entmax", 1.4, 4096, 1024), 128),
     ((FORWARD, "entmax", 1.25, 4096, 4096), 512),
     ((FORWARD, "entmax", 1.2, 4096, 32000), 0),  # hardly sparse
     ((FORWARD, "topk", 100, 4096, 1000), 0),

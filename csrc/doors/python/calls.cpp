@@ -47,7 +47,8 @@ PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory, 
     if (!r.look(args[1]) || !served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) ||
         !r.link(link, op, params))
         return none();
-    if (alone && (link.params != Py_None || needs_scores(link.map) || r.rows * r.n >= SAVED_CALL_FROM)) return none();
+    if (alone && (link.params != Py_None || needs_scores(link.map) || r.rows * r.n >= SAVED_CALL_FROM || r.saves()))
+        return none();
     if (!r.bounds(link) || (args[3] != Py_None && !r.mask(args[3])) ||
         (capacity && !r.save(capacity, args[1], support, memory)))
         return none();

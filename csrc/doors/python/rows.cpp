@@ -109,8 +109,13 @@ bool Rows::support(PyObject *memory, Array &array) {
     return true;
 }
 
+int64_t Rows::saves() const {
+    const bool rounded = dtype == ANYMAX_BF16 || dtype == ANYMAX_F16;
+    return anymax_saves(call.op, call.map, call.params ? 1.5 : call.param, rounded && rows ? SAVED_CALL_FROM : rows, n);
+}
+
 bool Rows::save(int64_t capacity, PyObject *x, Array &array, Ref &memory) {
-    if (capacity < 0) capacity = anymax_saves(call.op, call.map, call.params ? 1.5 : call.param, rows, n);
+    if (capacity < 0) capacity = saves();
     if (!capacity || !rows) return true;
     const bool threshold = call.op == ANYMAX_LOSS && call.map == ANYMAX_SOFTMAX;
     const int64_t words = dtype == ANYMAX_F64 ? 2 : 1, size = threshold ? rows : rows * (capacity * (words + 1) + 1);

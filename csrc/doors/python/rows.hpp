@@ -52,6 +52,7 @@ class Rows {
     bool save(int64_t capacity, PyObject *x, Array &array,
               Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
     bool link(const GivenMap &l, int op, Array &params);
+    int64_t saves() const;           // how many non-zeros of each row pay; of halves in small calls too, whose p is rounded
     bool bounds(const GivenMap &l);  // of the classes, where the map has them
     bool lay_out();
     int run();
