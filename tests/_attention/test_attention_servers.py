@@ -165,7 +165,7 @@ SPARSE = {  # name -> (the map, a number that is learned)
 }  # fmt: skip
 BESIDE = {
     "plain": {},
-    "causal": {"is_causal": True, "offset": 150},
+    "causal": {"is_causal": True, "offset": 250},
     "window": {"window": (280, 280)},
     "bias": {"bias": None},
 }
@@ -176,18 +176,18 @@ BESIDE = {
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_blocks(name, option, monkeypatch):
     """Rows long enough for the non-zeros to be kept: the output and all gradients, also by a number of the map, are sums over them."""
-    monkeypatch.setattr(torch_blockwise, "BLOCK", 3 * 300 * 128)
+    monkeypatch.setattr(torch_blockwise, "BLOCK", 3 * 400 * 128)
     seen, inner = [], torch_blockwise._sparse_backward
     monkeypatch.setattr(torch_blockwise, "_sparse_backward", lambda *a: (seen.append(1), inner(*a)))
     g = torch.Generator().manual_seed(1)
     arrays = leaves(
-        *(2 * torch.randn(s, generator=g).double() for s in ((2, 4, 150, 8), (2, 2, 300, 8), (2, 2, 300, 5)))
+        *(2 * torch.randn(s, generator=g).double() for s in ((2, 4, 150, 8), (2, 2, 400, 8), (2, 2, 400, 5)))
     )
     make, number = SPARSE[name]
     learned = (
         [] if number is None else leaves(torch.linspace(*number[:2], math.prod(number[2])).double().reshape(number[2]))
     )
-    options = {"bias": torch.randn(1, 4, 1, 300, generator=g).double()} if option == "bias" else BESIDE[option]
+    options = {"bias": torch.randn(1, 4, 1, 400, generator=g).double()} if option == "bias" else BESIDE[option]
     run = functools.partial(A.attention, *arrays, make(*learned or [None]), enable_gqa=True, **options)
     outs = [run(implementation=one) for one in ("blockwise", "reference")]
     torch.testing.assert_close(*outs)

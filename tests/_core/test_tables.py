@@ -91,7 +91,12 @@ def test_checks(check, right, wrong, error, words):
 # -- functions that spell an option out ----------------------------------------------------------------------------------------------
 
 # each sequence's end; several Axes, one for each head
-OTHERWISE = {("attention_varlen", "offset"), ("attention", "ax")}
+OTHERWISE = {
+    ("attention_varlen", "offset"),
+    ("attention", "ax"),
+    ("linear_kl", "reduction"),
+    ("linear_kl_of_one", "reduction"),
+}
 
 
 for room in ("distributed", "plot", "routing"):  # the others are there
@@ -128,4 +133,6 @@ def test_records_have_the_options_of_their_tables():
     assert [*LossOptions._field_defaults.values()] == [None, *theirs]  # of the weight, and of the others in this order
     assert {*LossOptions().words()} == {"weight", *SampleKeywords.__annotations__}  # processes compare these
     record = {field.name: field.default for field in dataclasses.fields(AttentionRecord) if field.kw_only}
-    assert record == {"need_weights": False} | {n: row.default for n, row in tables.rows(AttentionOptions).items()}
+    assert record == {"need_weights": False, "return_threshold": False} | {
+        n: row.default for n, row in tables.rows(AttentionOptions).items()
+    }

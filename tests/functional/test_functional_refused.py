@@ -25,7 +25,7 @@ NO_MAP = {  # what is no name of a map -> what is said of it
     "entmax:2": "write NAME:parameter=value, as in entmax:alpha=1.2",
     "entmax15:alpha=2": "entmax15 is entmax:alpha=1.5 and takes no parameters",
     "sparse_softmax": "sparse_softmax needs a parameter, as in sparse_softmax:k=2",
-    "ratio": "ratio needs a function; choose one of square, sigmoid, relu, or give anymax.Ratio(u, du)",
+    "ratio": "ratio needs a function; choose one of square, sigmoid, relu, stablemax, or give anymax.Ratio(u, du)",
     "entmax:alpha=1.3,alpha=1.4": "alpha is given twice; give it once",
     "sink:mapping=softmax,mapping=sparsemax": "mapping is given twice; give it once",
 }

@@ -95,7 +95,7 @@ VERBS = {
         lambda x: A.log_prob_entropy("sparsemax", x, Y), layer="linear_log_prob_entropy", shards="log_prob_entropy"
     ),
     "topk_kl": Verb(lambda x: A.topk_kl(x, Y[:, None], -0.5 * W[:, :1]), _refused("topk_kl"), layer="linear_topk_kl"),
-    "kl": Verb(lambda x: likelihood.kl("softmax", x, "softmax", x), _refused("kl")),
+    "kl": Verb(lambda x: likelihood.kl("softmax", x, "softmax", x), _refused("kl"), layer="linear_kl"),
     "jacobian": Verb(lambda x: A.jacobian("softmax", x), _refused("jacobian")),
     "jacobian_norm": Verb(lambda x: inspection.jacobian_norm("softmax", x), _refused("jacobian_norm")),
     "sample": Verb(lambda x: A.sample("softmax", x, generator=0), _refused("sample"), segments="segment_sample", shards="sample"),

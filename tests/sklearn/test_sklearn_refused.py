@@ -41,7 +41,7 @@ class Doubtful(GaussianNB):
 CLASSES = [
     ({"mapping": "softmaxx"}, r"no map 'softmaxx' \(did you mean 'softmax'\?\); the maps are softmax, sparsemax"),
     ({"mapping": 3}, "or a name such as 'sparsemax', got 3"),
-    ({"mapping": "ratio"}, "ratio needs a function; choose one of square, sigmoid, relu, or give"),
+    ({"mapping": "ratio"}, "ratio needs a function; choose one of square, sigmoid, relu, stablemax, or give"),
     ({"mapping": "entmax:alpha=1.5", "alpha": 1.2}, "says its alpha already; choose mapping='entmax'"),
     ({"mapping": "softmax", "alpha": 1.2}, "softmax has no alpha"),
     ({"mapping": "entmax15", "alpha": 1.2}, "choose mapping='entmax'"),
