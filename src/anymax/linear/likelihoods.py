@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 from .._array import Array, Namespace, namespace, quiet, take
 from .._core.classes import PADDING
@@ -96,6 +96,33 @@ def linear_log_prob(
     return tokens.all()[0] if support is None else tokens.over(support)[0]
 
 
+@overload
+def linear_log_prob_entropy(
+    x: ArrayT | Numbers, linear_weight: Any, target: Any, mapping: Mapping | str = ..., *,
+    support: Any = None, full: Literal[False] = False,
+    temperature: Any = None, linear_bias: Any = None, transform: Callable[[Any], Any] | None = None, mask: Mask = None,
+    chunk: int | None = None, score_dtype: DType = None, invariant: bool = False,
+) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def linear_log_prob_entropy(
+    x: ArrayT | Numbers, linear_weight: Any, target: Any, mapping: Mapping | str = ..., *,
+    support: Any = None, full: Literal[True],
+    temperature: Any = None, linear_bias: Any = None, transform: Callable[[Any], Any] | None = None, mask: Mask = None,
+    chunk: int | None = None, score_dtype: DType = None, invariant: bool = False,
+) -> tuple[tuple[ArrayT, ArrayT], tuple[ArrayT, ArrayT]]: ...  # fmt: skip
+
+
+@overload
+def linear_log_prob_entropy(
+    x: ArrayT | Numbers, linear_weight: Any, target: Any, mapping: Mapping | str = ..., *,
+    support: Any = None, full: bool,
+    temperature: Any = None, linear_bias: Any = None, transform: Callable[[Any], Any] | None = None, mask: Mask = None,
+    chunk: int | None = None, score_dtype: DType = None, invariant: bool = False,
+) -> tuple[ArrayT, ArrayT] | tuple[tuple[ArrayT, ArrayT], tuple[ArrayT, ArrayT]]: ...  # fmt: skip
+
+
 @check_keywords(HINTS, bias="linear_bias")
 @layer_over_devices("target")
 def linear_log_prob_entropy(
@@ -113,7 +140,7 @@ def linear_log_prob_entropy(
     chunk: int | None = None,
     score_dtype: DType = None,
     invariant: bool = False,
-) -> Any:
+) -> tuple[ArrayT, ArrayT] | tuple[tuple[ArrayT, ArrayT], tuple[ArrayT, ArrayT]]:
     """log p of given classes and the entropy of each row, from hidden states and the weight of an output layer, in one sweep of the weight.
 
     Use it for the tokens of a language model in reinforcement learning: the ratio of policies needs the one, an entropy bonus the other.

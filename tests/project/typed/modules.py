@@ -27,6 +27,14 @@ def attention_of_numpy(q: NDArray[np.float32], lengths: NDArray[np.int64]) -> No
     assert_type(anymax.linear_attention(q, q, q, is_causal=True), NDArray[np.float32])
 
 
+def token_statistics_of_torch(h: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> None:
+    assert_type(anymax.linear_log_prob_entropy(h, w, t), tuple[torch.Tensor, torch.Tensor])
+    kept, whole = anymax.linear_log_prob_entropy(h, w, t, support=(t, t), full=True)
+    assert_type(kept, tuple[torch.Tensor, torch.Tensor])
+    assert_type(whole, tuple[torch.Tensor, torch.Tensor])
+    assert_type(anymax.linear_loss(h, w, t, return_predicted=True), tuple[torch.Tensor, torch.Tensor])
+
+
 def attention_of_torch(q: torch.Tensor, mask: torch.Tensor, weights: bool) -> None:
     assert_type(anymax.attention(q, q, q), torch.Tensor)
     assert_type(anymax.attention(q, q, q, "entmax:alpha=1.3"), torch.Tensor)
