@@ -94,6 +94,9 @@ SCORES = """
     for inner in ("softmax", "entmax15") if which == "sinks" else ():
         f = lambda call, x, s: call("nll", A.Sink(inner, s), x, jnp.asarray([0, -1, 35]))
         held("a sink's score, " + inner, f, [(x, -1), (jnp.asarray(0.3), None)])
+    for alpha in (0.7, 1.6) if which == "classes" else ():  # below 1 a threshold bounds no class
+        f = lambda call, x, alpha: call("apply", A.Entmax(alpha), x)
+        held(f"a traced alpha, {alpha}", f, [(x, -1), (jnp.asarray(alpha), None)], own)
 """
 
 # Where more classes than a fixed number may be kept the devices search with sums; both are in one program.

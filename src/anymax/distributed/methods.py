@@ -166,7 +166,8 @@ def find_candidates(shard: Shard) -> tuple[Array, Array]:
     if most is not None:
         return -math.inf * xp.ones_like(rows[..., :1]), topk_keep(rows, most, xp) & xp.isfinite(rows)
     low = bound_of(mapping, rows, xp)
-    low = xp.where(xp.isfinite(low), low, -math.inf * xp.ones_like(low))
+    # the threshold of a traced alpha below 1 lies above all classes, and bounds none
+    low = xp.where(xp.isfinite(low) & (low < shard.high()), low, -math.inf * xp.ones_like(low))
     kept = (rows > low) & (rows < math.inf)
     return low, kept if shard.parts.zero_below_threshold else kept & (apply(mapping, rows) > 0)
 
