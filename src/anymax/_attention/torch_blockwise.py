@@ -30,7 +30,7 @@ from .scores import ADDED, BLOCK, Scores, outer, tile
 Tensor = torch.Tensor
 
 _ROWS = 32  # the fewest in a block: fewer would not be faster
-_KEYS = 256  # the fewest in a block
+_KEYS = 384  # the fewest in a block: of 320 and fewer the engine saves no support
 _FEW = 8  # a block is sparse where each query keeps at most one key in 8
 _PLAIN = {*ADDED, "keep", "lengths", "q_lengths", "offset"}  # added or masking, in place
 
