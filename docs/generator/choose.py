@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,10 @@ def _effect(
         )
     claim, together = verdicts[part["claim"]]
     figure, interval = evidence.figures(meant[0]["found"])
-    said = f"{part['says'].replace('{}', figure)}{interval}"
+    before, after = part["says"].split("{}")
+    unit = re.match(r" %| points?| times", after)
+    at = unit.end() if unit else 0
+    said = f"{before}{figure}{after[:at]}{interval}{after[at:]}"
     if together not in ("confirmed", "contradicted"):
         return f"{said}: undecided"
     telling = evidence.telling(claim, own)
