@@ -79,7 +79,8 @@ class Loss(OfMapping):
     minus a constant, the entropy of the target; and a class weight multiplies the whole loss of a sample. For sparse softmax it is
     `sparse_softmax_loss`, which takes every target, even one that the map cannot reach.
 
-    It takes scores [N, classes, ...] and targets, and returns the loss: one number, or [N, ...] with `reduction="none"`.
+    It takes scores [N, classes, ...] and targets, and returns the loss: one number, or [N, ...] with `reduction="none"`. The loss of
+    entmax falls as alpha rises, whatever the scores: an alpha that is learned by this loss alone goes to its upper bound.
 
     Parameters
     ----------
