@@ -19,7 +19,7 @@
 namespace ANYMAX_UNIT {
 
 constexpr uint32_t FIRST_OF_BLOCK = 0x80000000u;  // the bit in `order` of a block's first place
-constexpr double WITHOUT_LOGARITHMS = 600.0;      // the exponentials of numbers from 0 down to minus this are far from 0
+constexpr double WITHOUT_LOGARITHMS = 600.0;      // a product of exponentials whose sum is above minus this is far from 0
 
 // A block, whose value falls from one to the next. l2: a = sum z - w, b = its size, v = a / b; kl: a = sum exp(z), b = sum
 // exp(w), v = log(a / b).
@@ -153,7 +153,7 @@ struct OrderCall {
         row.in_logarithms[0].start = 0;
         int64_t rises = 0;  // where they are few, a block of one place needs no exponential
         for (int64_t j = 1; j < m; j++) rises += row.z[j] - row.z[j - 1] >= row.w[j] - row.w[j - 1];
-        const bool exponentials = fmin(row.z[m - 1], row.w[m - 1]) > -WITHOUT_LOGARITHMS && rises > m / 8;
+        const bool exponentials = row.z[m - 1] + row.w[m - 1] > -WITHOUT_LOGARITHMS && rises > m / 8;
         if (exponentials) {
             for (int64_t j = 0; j < m; j++) row.z[j] = exp(row.z[j]);
             if (call->sorted)

@@ -136,6 +136,12 @@ def test_rows_that_are_hard_to_sort(engine, dtype):
                 laws.close(soft_sort(x, regularization_strength=1e-9), np.sort(x), 1e-5 * np.abs(x).max())
 
 
+def test_far_scores_are_not_merged():
+    """exp(z) exp(w) of a row is 0 where z and w both go down to -600."""
+    x = np.array([0.0, -101.0, -198.0, -297.0, -396.0, -495.0])
+    np.testing.assert_array_equal(soft_sort(x, "kl", 0.01, descending=True), [0, -100, -198, -297, -396, -495])
+
+
 @pytest.mark.parametrize(
     "made",
     [lambda: Ranks(0.7), lambda: Ranks(0.7, "kl"), lambda: SoftSorted(30.0), lambda: SoftSorted(30.0, "kl", True)],

@@ -120,7 +120,7 @@ def test_over_a_support(kind, name):
     mask = np.zeros((ROWS, CLASSES), bool)
     for i, ids in enumerate(kept):
         mask[i, ids] = True
-    support = made(kind, np.concatenate(kept), np.cumsum([0, *map(len, kept)]))
+    support = tuple(made(kind, np.concatenate(kept), np.cumsum([0, *map(len, kept)])))
     cap = A.transforms.softcap(2.0)
     for beta, reduction in itertools.product(BETAS, ("none", "mean")):
         options = {"beta": beta, "reduction": reduction, "transform": cap, "where": COUNTS, "temperature": 0.8}
@@ -540,3 +540,13 @@ WRONG = {
 @each(WRONG)
 def test_mistakes(call, error, words):
     refuses(call, error, words)
+
+
+def test_a_learned_temperature_has_no_gradient_of_rows_that_do_not_count():
+    torch = pytest.importorskip("torch")
+    x, weight = torch.randn(3, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    x[1] = torch.nan
+    temperature = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    counts = torch.tensor([True, False, True])
+    value = A.linear_kl(x, weight, x, weight * 0.5, where=counts, temperature=temperature).sum()
+    assert torch.autograd.grad(value, temperature)[0].isfinite()

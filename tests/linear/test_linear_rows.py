@@ -238,6 +238,41 @@ def test_a_tile_is_as_large_as_bits_allow(monkeypatch):
     assert len(bridge._tried) == 2
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_no_such_rows_and_weights_whose_rows_lie_apart(kind):
+    """The shapes are those of no other test: which tile is right is remembered for each."""
+    rng = np.random.default_rng(0)
+    weight = made(kind, rng.normal(size=(11, 6)))[0]
+    for name, rows in (("loss", 0), ("log p", 0), ("entropy", 0), ("tau", 0), ("loss", 3)):
+        x, y = made(kind, np.zeros((rows, 6)), np.full(rows, -100))
+        assert not back(OF_ROWS[name](x, weight, y, A.Softmax(), invariant=True)).any() if name != "tau" else True
+    wide, x, y = made(kind, rng.normal(size=(64, 9)), rng.normal(size=(130, 64)), rng.integers(0, 9, 130))
+    apart = wide.T
+    whole = back(A.linear_loss(x, apart, y, invariant=True, reduction="none"))
+    for i in (0, 5, 77, 129):
+        one = back(A.linear_loss(x[i : i + 1], apart, y[i : i + 1], invariant=True, reduction="none"))
+        np.testing.assert_array_equal(one, whole[i : i + 1])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.parametrize("support", [None, [[0, 2], [1], [2, 3], [0]]], ids=["all", "a support"])
+def test_padding_of_nan_has_no_gradient_in_a_program(support):
+    torch = pytest.importorskip("torch")
+    x, weight = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    x[1] = torch.nan
+    x.requires_grad_()
+    y = torch.tensor([2, -100, 2, 0])
+
+    def total(x, weight):
+        log_p, h = A.linear_log_prob_entropy(x, weight, y, support=support)
+        return log_p.nan_to_num(0, 0, 0).sum() + h.sum()
+
+    f = total if support else torch.compile(total, backend="aot_eager")
+    for gradient in torch.autograd.grad(f(x, weight), (x, weight)):
+        assert gradient.isfinite().all()
+        assert gradient[0].any()
+
+
 def test_such_rows_have_no_support():
     x, weight, _, y, *_ = operands()
     support = (np.arange(len(x)), np.arange(len(x) + 1))

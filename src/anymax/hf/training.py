@@ -26,7 +26,7 @@ _SOFTMAX = Softmax()
 _OPTIONS = tuple(
     sorted(
         {p.name for p in inspect.signature(linear.linear_loss).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        - {"linear_bias", "ignore_index", "reduction"}
+        - {"linear_bias", "ignore_index", "reduction", "return_predicted"}
     )
 )
 

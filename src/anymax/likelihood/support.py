@@ -108,10 +108,8 @@ def _of_lists(who: str, count: int, support: Any) -> Any:
 
 
 def is_pair(support: Any) -> bool:
-    """Whether a support is (ids, offsets); lists in a list are the ids of rows."""
-    if not isinstance(support, (tuple, list)) or len(support) != 2:
-        return False
-    return isinstance(support, tuple) or all(map(is_array, support))
+    """Whether a support is (ids, offsets), a tuple of two; a list has the ids of each row."""
+    return isinstance(support, tuple) and len(support) == 2
 
 
 def _lists(support: Any) -> Iterator[list[int]]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
 from .._core.classes import class_indices
@@ -53,7 +55,16 @@ class LayerArguments(NamedTuple):
     def job(self, layer: Layer, per_row: PerRow, target: Any = None, class_weight: Any = None) -> Job:
         """What to compute for each row, by the parts that the caller wants."""
         invariant = _array.check_flag(self.who, "invariant", self.invariant)
+        if invariant:  # a library of products also chooses by strides
+            layer = layer.with_operands(layer.x, _in_line(layer.weight), layer.bias)
         return Job(layer, per_row, target, class_weight, check_chunk(self.who, self.chunk), invariant)
+
+
+def _in_line(weight: Array) -> Array:
+    """The weight with its rows one after the other in memory; JAX has no others."""
+    if isinstance(weight, np.ndarray):
+        return np.ascontiguousarray(weight)
+    return weight.contiguous() if _array.is_torch(weight) else weight
 
 
 def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:

@@ -106,7 +106,7 @@ def rows_of_tile(layer: Layer, product: Callable[[Array, Array], Array], *how: A
     if key not in _tried:
         row = xp.sin(xp.arange(1, x.shape[1] + 1, dtype=x.dtype, **_array.device_of(x)))
         for tile in _TILES:
-            s = product(xp.broadcast_to(row, (tile, row.shape[0])) * xp.ones_like(x[:1, :1]), weight)
+            s = product(row[None, :] * xp.ones((tile, 1), dtype=x.dtype, **_array.device_of(x)), weight)
             if bool(xp.all(s == s[:1, :])):
                 break
         else:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-from .._array import Array, Namespace, namespace, quiet, take
+from .._array import Array, Namespace, eager, is_torch, namespace, quiet, take
 from .._core.classes import PADDING
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
@@ -277,7 +277,10 @@ class _Tokens:
         job = arguments.job(layer, per_row, index[:, None])
         if job.invariant and support is not None:
             raise ValueError(f"{who}: {INVARIANT_SUPPORT}")
-        return cls(job, per_row, index, xp.reshape(target == PADDING, (layer.rows,)))
+        padding = xp.reshape(target == PADDING, (layer.rows,))
+        if support is not None or not is_torch(layer.x) or not eager(layer.x):  # else these rows are not computed
+            job = dataclasses.replace(job, layer=layer.with_rows(~padding, xp))
+        return cls(job, per_row, index, padding)
 
     def all(self) -> tuple[Any, Any]:
         """log p and the entropy over all classes."""

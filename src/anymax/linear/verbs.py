@@ -131,10 +131,10 @@ def linear_loss(
     invariant
         True makes the result of a row independent of the others, bit for bit: of how many there are, of their order, of padding and of
         `chunk`. The scores are then computed in tiles of 64 rows (fewer where a library of products demands it), the last one filled up.
-        It holds for one device, number of threads, and version of the libraries, and not for the gradient of the weight, a sum over rows.
+        It holds for one device, number of threads, and version of the libraries, and not for gradients, whose last bits may differ.
     return_predicted
         True returns the class with the largest score of each row, too: (loss, classes). It is -1 for a row that is left out, so
-        `(classes == target).sum()` is the number of right ones. The classes have no gradient.
+        `(classes == target).sum()` is the number of right ones, unless -1 marks padding. The classes have no gradient.
 
     Returns
     -------
@@ -267,8 +267,8 @@ def linear_threshold(
     -------
     Threshold[Array]
         A `Threshold`, the pair (tau, support): tau in the dtype of the scores, fp32 for half precision, support as integers. tau
-        has the gradient of `anymax.threshold`. For softmax on torch the support has every class that is not masked; elsewhere those
-        whose probability a float can hold.
+        has the gradient of `anymax.threshold`. For softmax on torch, without `invariant`, the support has every class that is not
+        masked; elsewhere those whose probability a float can hold.
 
     Examples
     --------
