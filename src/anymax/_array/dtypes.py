@@ -100,8 +100,8 @@ def asked_for(given: Any, x: Array, option: str = "dtype") -> Any:
         return given
     kind = "" if isinstance(given, str) else type(given).__module__.partition(".")[0]
     try:
-        if isinstance(given, str) and is_torch(x) and hasattr(sys.modules["torch"], given):
-            name = given  # torch.compile does not trace NumPy's error for bfloat16
+        if is_torch(x) and isinstance(given, str) and given == "bfloat16":
+            name = given  # torch.compile does not trace the error of NumPy
         else:
             name = str(given).rsplit(".", 1)[-1] if kind == "torch" else np.dtype(given).name
     except TypeError:  # NumPy has no bfloat16 until ml_dtypes registers it
