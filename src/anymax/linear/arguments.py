@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .. import _array
 from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
 from .._core.classes import class_indices
@@ -61,10 +59,9 @@ class LayerArguments(NamedTuple):
 
 
 def _in_line(weight: Array) -> Array:
-    """The weight with its rows one after the other in memory; JAX has no others."""
-    if isinstance(weight, np.ndarray):
-        return np.ascontiguousarray(weight)
-    return weight.contiguous() if _array.is_torch(weight) else weight
+    """The weight with its rows one after the other in memory, as one long row has them."""
+    xp = namespace(weight)
+    return xp.reshape(xp.reshape(weight, (-1,)), weight.shape)
 
 
 def row_transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:

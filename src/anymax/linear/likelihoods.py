@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-from .._array import Array, Namespace, eager, is_torch, namespace, quiet, take
+from .._array import Array, Namespace, eager, namespace, quiet, take
 from .._core.classes import PADDING
 from .._core.mapping import Mapping
 from .._core.options import check_keywords
@@ -278,7 +278,7 @@ class _Tokens:
         if job.invariant and support is not None:
             raise ValueError(f"{who}: {INVARIANT_SUPPORT}")
         padding = xp.reshape(target == PADDING, (layer.rows,))
-        if support is not None or not is_torch(layer.x) or not eager(layer.x):  # else these rows are not computed
+        if support is not None or not eager(layer.x):  # else these rows are not computed, or nothing is differentiated
             job = dataclasses.replace(job, layer=layer.with_rows(~padding, xp))
         return cls(job, per_row, index, padding)
 
