@@ -134,7 +134,10 @@ PLAINLY = {
 }  # fmt: skip
 
 
-APART = {("segments", "segment_support"): "a count of classes, where the verb of rows gives a mask"}
+APART = {
+    ("segments", "segment_support"): "a count of classes, where the verb of rows gives a mask",
+    ("rows", "kl"): "two maps and the scores of each; that of layers has one map, and its row a formula of its own",
+}
 
 
 class Cell(NamedTuple):
