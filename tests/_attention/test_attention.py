@@ -218,9 +218,10 @@ def test_thresholds_are_those_of_the_scores(mapping, kind, monkeypatch):
         q, k, v = (KINDS[kind](a.numpy()) for a in (Q, K, V))
         p_of = A.apply(mapping, s)
         out, p, tau = A.attention(q, k, v, mapping, need_weights=True, **options)
-        near(out, p_of @ V, 1e-12, mapping)
-        near(p, p_of, 1e-12, mapping)
-        near(tau, A.threshold(mapping, s).tau, 1e-12, mapping)
+        bound = 1e-6 if kind == "jax" else 1e-12  # in fp32
+        near(out, p_of @ V, bound, mapping)
+        near(p, p_of, bound, mapping)
+        near(tau, A.threshold(mapping, s).tau, bound, mapping)
         return
     leaves = [a.clone().requires_grad_() for a in (Q, K, V)]
     g = torch.randn(s.shape[:-1], generator=torch.Generator().manual_seed(0), dtype=s.dtype)

@@ -82,7 +82,7 @@ def test_scores_are_rounded_for_who_wants_it(verb, kind, given, device):
     full = OF_ROWS[verb](*own, y, A.Softmax(), **given)
     for named in (dtype, getattr(torch, dtype)):
         got = np.asarray(back(OF_ROWS[verb](*own, y, A.Softmax(), score_dtype=named, **given)), np.float64)
-        close(got, want, 2e-3)
+        close(got, want, 2e-2 if kind == "jax" else 2e-3)  # a sum in another order may round to the next number
         assert (got != np.asarray(back(full), np.float64)).any()
 
 

@@ -18,6 +18,7 @@ PIECE = 1 << 20  # features gathered at once
 class LayerBridge(ABC):
     """How a framework computes an output layer."""
 
+    rounds_products: bool = True  # XLA keeps the digits of a product that is widened afterwards
     takes_narrow_weights: bool = (
         False  # the weight may be narrower than the features: its classes are converted a part at a time
     )

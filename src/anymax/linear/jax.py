@@ -90,6 +90,8 @@ def _by_rows(job: Job) -> Any:
 
 
 class JaxLayers(LayerBridge):
+    rounds_products = False
+
     def by_rows(self, job: Job) -> Any:
         return in_tiles(job, TILE, _by_rows) if job.invariant else _by_rows(job)
 

@@ -31,7 +31,7 @@ from ..losses.penalties import NO_PENALTIES, LogSums, RowPenalties, log_sums
 from ..losses.targets import counted_weight, smoothed, weighted
 from ..thresholds import tau_and_support, tau_of
 from ..transforms.base import Transform, put_through
-from .layer import Layer
+from .layer import Layer, some_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Job:
 
     def rows_at(self, rows: Any, layer: Layer | None = None) -> Job:
         """The job for some of the rows: a slice, or their indices. layer: its part, if it is known."""
-        target = None if self.target is None else self.target[rows, ...]
+        target = None if self.target is None else some_rows(self.target, rows)
         layer = self.layer.rows_at(rows) if layer is None else layer
         if self.reference is None:
             return dataclasses.replace(self, layer=layer, target=target)

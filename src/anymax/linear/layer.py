@@ -147,9 +147,11 @@ class Layer:
     def rows_at(self, where: Any, by_row: ByRow | None = None) -> Layer:
         """Some of the rows: a slice, or their indices. by_row: the result of `by_row`, for many parts."""
         x, keep, params = self.by_row() if by_row is None else by_row
-        keep = self.keep if keep is None else keep[where, ...]
-        mapping = self.mapping.laid_out(**{k: v[where, ...] for k, v in params.items()}) if params else self.mapping
-        return dataclasses.replace(self, x=x[where, ...], keep=keep, mapping=mapping)
+        keep = self.keep if keep is None else some_rows(keep, where)
+        mapping = (
+            self.mapping.laid_out(**{k: some_rows(v, where) for k, v in params.items()}) if params else self.mapping
+        )
+        return dataclasses.replace(self, x=some_rows(x, where), keep=keep, mapping=mapping)
 
     def groups(self, step: int) -> list[slice]:
         """Where the rows are, `step` at a time; one group without rows if there are none."""
@@ -187,7 +189,7 @@ class Layer:
     @property
     def product_rounds(self) -> bool:
         """True if a product in the dtype of the operands gives the rounded scores."""
-        return self.rounded_to is not None and self.x.dtype == self.rounded_to
+        return self.rounded_to is not None and self.x.dtype == self.rounded_to and bridge(self.x).layers.rounds_products
 
     def rounded(self, s: Array, xp: Namespace) -> Array:
         """Scores with the values that the caller's dtype can hold, in the dtype that they have."""
@@ -336,6 +338,11 @@ def check_chunk(who: str, chunk: Any) -> int | None:
     if chunk < 1:
         raise ValueError(f"{who}: chunk must be at least 1, the number of classes at a time, got {chunk}")
     return chunk
+
+
+def some_rows(a: Array, where: Any) -> Array:
+    """Some rows of an array: a slice, or their indices."""
+    return a[where, ...] if isinstance(where, slice) else namespace(a).take(a, where, axis=0)
 
 
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
