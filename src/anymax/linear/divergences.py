@@ -134,12 +134,6 @@ def linear_kl(
     return pair.over(support, per_row, options) if support is not None else pair.all(per_row, options)
 
 
-def _of_rows(arguments: LayerArguments, there: Array, xp: Namespace) -> LayerArguments:
-    """The arguments with features 0 in the other rows."""
-    layer = arguments.layer().with_rows(there, xp)
-    return arguments._replace(x=xp.reshape(layer.x, (*layer.lead, layer.x.shape[-1])))
-
-
 class Pair(NamedTuple):
     """Two layers over the same rows and classes, the student's and that of the reference."""
 
@@ -154,12 +148,12 @@ class Pair(NamedTuple):
         who, layer = arguments.who, arguments.layer()
         xp = namespace(layer.x)
         refuse_sharded(who, None, x_ref=of_reference.x, linear_weight_ref=of_reference.linear_weight)
-        of_reference = of_reference._replace(x=_array.beside(of_reference.x, layer.x, "x_ref", xp))
-        check_pair(who, layer, of_reference.layer())
+        reference = of_reference._replace(x=_array.beside(of_reference.x, layer.x, "x_ref", xp)).layer()
+        check_pair(who, layer, reference)
         there = rows_that_count(who, where, layer, xp)
         if there is not None:  # before a temperature, whose gradient they would reach
-            arguments, of_reference = (_of_rows(each, there, xp) for each in (arguments, of_reference))
-        (layer, transforms), (reference, _) = read_layer(arguments), read_layer(of_reference)
+            layer, reference = (each.with_rows(there, xp) for each in (layer, reference))
+        (layer, transforms), (reference, _) = read_layer(arguments, layer), read_layer(of_reference, reference)
         reference = dataclasses.replace(reference, mapping=layer.mapping)
         return cls(layer, reference, transforms, there, check_chunk(who, arguments.chunk))
 

@@ -244,10 +244,10 @@ def linear_topk_kl(
     return teacher.of_columns(xp.reshape(columns, (*lead, columns.shape[-1])), xp)
 
 
-def read_layer(arguments: LayerArguments) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
-    """The layer, at its temperature, and the transforms of its scores."""
+def read_layer(arguments: LayerArguments, layer: Layer | None = None) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
+    """The layer, at its temperature, and the transforms of its scores. layer: the operands, if they are read already."""
     who, temperature, transform = arguments.who, arguments.temperature, arguments.transform
-    layer = arguments.layer()
+    layer = arguments.layer() if layer is None else layer
     check_draw(layer.mapping, who)
     layer.refuse_with_sink(who, temperature=temperature, transform=transform)
     transforms = row_transforms(who, transform)
