@@ -11,6 +11,7 @@ import numpy as np
 
 import anymax
 from anymax._array import is_number
+from anymax.cli import names
 from anymax.mappings import CATALOGUE
 
 from . import examples, measured, pictures, text
@@ -65,16 +66,10 @@ def generic_loss(mapping: anymax.Mapping) -> str:
     return "fenchel_young" if mapping.facts.has_potential else "nll"
 
 
-def sugar(name: str) -> str:
-    """The short name of the map's loss, where there is one."""
-    short = {"softmax": "cross_entropy", "taylor": "taylor_softmax_loss"}.get(name, f"{name}_loss")
-    return short if hasattr(anymax, short) else ""
-
-
 def facts(page: Page) -> str:
     """The table that `tests/laws/test_facts.py` holds the map to."""
     f, mapping = page.mapping.facts, page.mapping
-    short = sugar(mapping.name)
+    short = names.loss(mapping.name)
     rows = [
         ("A larger score never gets a smaller probability", yes(f.monotone)),
         ("Adding a constant to all scores changes nothing", yes(f.shift_invariant)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from anymax.cli import names
+
 from . import maps, text
 
 README = Path(__file__).parents[2] / "README.md"
@@ -19,7 +21,7 @@ def table() -> str:
             (
                 keys.get("shown", f"`{keys['example']}`"),
                 keys.get("zeros", "yes" if sparse else "no"),
-                f"`{maps.sugar(page.kind.name) or maps.generic_loss(page.mapping)}`",
+                f"`{names.loss(page.kind.name) or maps.generic_loss(page.mapping)}`",
                 keys["when"],
             )
         )
