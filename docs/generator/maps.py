@@ -127,7 +127,7 @@ def promises() -> str:
     for page in pages():
         f = page.mapping.facts
         marks = map(yes, (f.monotone, f.shift_invariant, f.sparse, f.has_potential))
-        link = f"{{doc}}`{page.prose.keys['example']} </generated/maps/{page.kind.name}>`"
+        link = f"[{page.prose.keys['example']}](maps/{page.kind.name}.md)"
         rows.append((link, *marks, lead(f), ", ".join(learnable(page.mapping))))
     head = (
         "map", "keeps the order", "ignores a common constant", "exact zeros", "convex loss", "loss is 0 at a lead of", "learnable",
