@@ -31,7 +31,7 @@ def needs(table: str) -> str:
 def _row(need: dict[str, Any], results: dict[str, Any], judged: dict[str, Any], keys: set[str]) -> tuple[str, ...]:
     if "page" in need:
         _expect(need, UNTRIED)
-        return need["for"], need["map"], need["loss"], "no experiment has tried it", need["page"]
+        return need["for"], need["map"], need["loss"], "not measured", need["page"]
     _expect(need, keys)
     name = need["experiment"]
     if name not in results:

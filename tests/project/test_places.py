@@ -103,8 +103,8 @@ def test_a_page_can_be_read_on_a_forge():
         assert not [link for link in links if not (DOCS / link).exists()], path.name
         if "include}" in page:
             assert re.search(r"(?m)^% .*\]\(", page), path.name
-        for link in re.findall(r"\]\(([^)#\s]+)", forge.on_site(re.sub(r"(?m)^% .*", "", words))):
-            assert "://" in link or "../" not in link, (path.name, link)
+        for target in re.findall(r"\]\(([^)#\s]+)", forge.on_site(re.sub(r"(?m)^% .*", "", words))):
+            assert "://" in target or "../" not in target, (path.name, target)
 
 
 def test_every_page_is_linked():
