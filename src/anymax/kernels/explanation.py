@@ -16,7 +16,7 @@ ENGINES_ARE = {
     "tabled": "compiled C++ on the CPU, which reads a table of the map's formula",
     "triton": "compiled kernels on the GPU",
     "framework": "softmax of torch or JAX itself",
-    "xla": "compiled C++ on the CPU, called by JAX under jit",
+    "xla": "compiled C++ on the CPU, called by JAX through XLA",
     "reference": "the map's formula in array operations; it serves every call",
 }
 IMPLEMENTATIONS_ARE = {
