@@ -230,10 +230,10 @@ def explain_attention(
     >>> explain_attention(q, q, q, Sparsemax(), is_causal=True)
     Sparsemax()
       attention  reference
-                   not sdpa: torch has attention with softmax, not with sparsemax
-                   not triton: it takes torch tensors on a GPU
-                   not blockwise: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference
-                   not linear: only Taylor softmax of order 2 has features of finite size, not sparsemax
+          not sdpa: torch has attention with softmax, not with sparsemax
+          not triton: it takes torch tensors on a GPU
+          not blockwise: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference
+          not linear: only Taylor softmax of order 2 has features of finite size, not sparsemax
     <BLANKLINE>
     reference: array operations, which hold the matrix of all scores
     To force another: attention(..., implementation=NAME).

@@ -85,7 +85,7 @@ class Explanation:
             for name, reason in refusals if self.verbose else ():
                 first, *others = refused[name, reason]
                 also = f" (nor for {', '.join(names[other] for other in others)})" if others else ""
-                lines.extend([f"{' ' * (width + 6)}not {name}{also}: {reason}"] if first == op else [])
+                lines.extend([f"      not {name}{also}: {reason}"] if first == op else [])
         if self.gathers_all:
             lines.append("  over processes, all scores of a row are gathered on each")
         return "\n".join([*lines, "", *self._legend()])
