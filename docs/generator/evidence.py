@@ -62,7 +62,7 @@ def judged() -> dict[str, list[tuple[dict[str, Any], Judged]]]:
 def counted(experiment: list[tuple[dict[str, Any], Judged]]) -> str:
     """How many claims have each verdict."""
     number = {verdict: sum(one.together == verdict for _, one in experiment) for verdict in COLOURS}
-    return ", ".join(f"{n} {verdict}" for verdict, n in number.items() if n)
+    return "<br>".join(f"{n} {verdict}" for verdict, n in number.items() if n)
 
 
 def badge(verdict: str) -> str:
