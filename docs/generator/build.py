@@ -14,9 +14,7 @@ def write(folder: Path, pictures: bool = True) -> None:
     migrating.write(folder / "migrating.md")
     api.write(folder / "api")
     parts = {
-        "speed-learned": measured.learned(),
         "speed-growth": measured.growth(),
-        "performance-runs": measured.outcomes(),
         "performance-gpu": measured.gpu(),
         "speed-cpu": speed.overview(folder, speed.CPU) if pictures else "",
         "speed-gpu": speed.overview(folder, speed.GPU) if pictures else "",

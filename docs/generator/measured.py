@@ -205,7 +205,15 @@ def growth() -> str:
         memory = ["" if m is None else f"{m:.1f}" for m in (large["memory"], large["peer_memory"])]
         shapes = " / ".join(" × ".join(f"{n:,}" for n in r["size"]) for r in sizes)
         rows.append((verb, shapes, f"{grown:.2f}", ratios, large["peer"], *memory))
-    head = ("", "sizes", "time grows as size to the power", "our time / theirs", "against", "our memory", "their memory")
+    head = (
+        "",
+        "sizes",
+        "time grows as size to the power",
+        "our time / theirs",
+        "against",
+        "our memory",
+        "their memory",
+    )
     return f"{text.table(head, rows, (2, 3, 5, 6))}\n\n{Run(paths[-1].stem, facts, []).machine}."
 
 
@@ -242,7 +250,11 @@ def gpu() -> str:
     head = ("", "case", "our ms", "of copy speed", "against", "our time / theirs")
     parts = [text.table(head, rows, (2, 3, 5))] if rows else []
     if attention:
-        parts.append(text.table(("attention, causal", "our ms", "against", "their ms", "our time / theirs"), attention, (1, 3, 4)))
+        parts.append(
+            text.table(
+                ("attention, causal", "our ms", "against", "their ms", "our time / theirs"), attention, (1, 3, 4)
+            )
+        )
     return "\n\n".join([*parts, f"{run.machine}. Calls in CUDA graphs, over buffers larger than the L2 cache."])
 
 

@@ -18,6 +18,8 @@ MADE = {
     "change": lambda: choose.needs("change"),
     "keep": lambda: choose.needs("keep"),
     "costs": measured.costs,
+    "learned": measured.learned,
+    "runs": measured.outcomes,
     "errors": measured.errors,
     "evidence": evidence.index,
 }
