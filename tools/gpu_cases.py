@@ -143,6 +143,8 @@ def layer_cases() -> Iterator[Case]:
     """The gradients of an output layer of 4,096 features and 128,256 classes, and its scores."""
     import torch
 
+    import anymax as am
+    from anymax.kernels import triton as engine
     from anymax.kernels.tasks import ScoreBlock
     from anymax.kernels.triton import layer
 
@@ -168,6 +170,15 @@ def layer_cases() -> Iterator[Case]:
         layer.terms(scores, weights, entropy=terms, best=every)
         layer.slopes(scores, rows.view(torch.bfloat16)[:, :classes], each, weights, mixed=terms)
 
+    def over_scores() -> (
+        None
+    ):  # memory, which nobody touches: a tensor without any does not say that two of them share it
+        s, t = torch.empty(4096, 128_256), torch.empty(4096, dtype=torch.int64)
+        loss = engine.ENGINE.index_loss(am.Entmax(1.5), s, t, save=True)
+        out = s.view(torch.bfloat16)[:, : s.shape[1]]
+        engine.ENGINE.score_loss_grad(am.Entmax(1.5), s, t, torch.empty(4096), loss.saved, out)
+
+    yield Case("layer/entmax15 4096x128256 float32", over_scores, False)
     for numbers in (torch.float32, torch.bfloat16):
         for said in ("loss", "log p and entropy", "every option"):
             call = functools.partial(block, 128_256, numbers, said)

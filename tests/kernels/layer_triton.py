@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax.kernels import engine_of
 from anymax.kernels.tasks import LAYER, SCORES, ScoreBlock
-from anymax.kernels.triton import ENGINE
+from anymax.kernels.triton import ENGINE, plans
 from anymax.kernels.triton import layer as gpu
 from anymax.linear import layer, torch_blocks, torch_products
 
@@ -331,6 +331,68 @@ def test_a_row_of_a_block_is_the_same_alone_and_beside_one_of_nan_or_infinity():
         alone = block._replace(numbers=block.numbers[one].clone(), factor=block.factor[one], index=block.index[one])
         of_one, _ = ENGINE.score_terms(alone, None, entropy=True, best=False)
         assert torch.equal(of_one[0, :3], terms[row, :3])
+
+
+SPARSE = row_cases.some("sparsemax", "entmax-1.5", "top-k")
+ROW_PLANS = {"whole": None, "steps": plans.Plan(1, 2, 32, False, 1), "parts": plans.Plan(1, 2, 32, False, 1, 4)}
+
+
+@pytest.mark.parametrize("plan", ROW_PLANS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_gradient_of_a_sparse_map_is_written_over_its_scores(name, dtype, plan, monkeypatch):
+    """Where few scores of a row may have a probability it reads no others, as in row 0; row 1 is lost, row 2 left out, and in row 3 many
+    scores have one."""
+    monkeypatch.setattr(plans, "FEW", 16)
+    if plan != "whole":
+        for family in plans.FAMILIES:
+            monkeypatch.setitem(plans.forced, family, ROW_PLANS[plan])
+    s = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    s[0, ::50] += 6.0
+    s[1, 3] = math.nan
+    s[3] *= 0.01
+    t, g = torch.tensor([0, 5, -1, 299], device=DEVICE), torch.linspace(0.5, 2.0, 4, device=DEVICE)
+    loss = ENGINE.index_loss(SPARSE[name], s, t, save=True)
+    want = ENGINE.index_loss_grad(SPARSE[name], s, t, g, loss.saved).to(getattr(torch, dtype))
+    assert bool(want[1].isnan().all())
+    out = s if dtype == "float32" else s.view(torch.float16)[:, :300]
+    ENGINE.score_loss_grad(SPARSE[name], s, t, g, loss.saved, out)
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reduction"),
+    [
+        ("sparsemax", "plain", "mean"), ("sparsemax", "weight", "mean"), ("sparsemax", "rows", "mean"), ("sparsemax", "rows", "none"),
+        ("sparsemax", "invariant", "mean"), ("top-k", "plain", "none"),
+    ],
+)  # fmt: skip
+def test_a_sparse_map_has_one_kernel_for_its_gradient(name, options, reduction, monkeypatch):
+    """It writes that of half precision; a masked target has an infinite loss, and no gradient."""
+    written, write = [], type(ENGINE).score_loss_grad
+    monkeypatch.setattr(type(ENGINE), "score_loss_grad", lambda *given: written.append(1) or write(*given))
+    (*operands_, t), draw, given = operands("float16"), torch.Generator().manual_seed(1), {}
+    if options == "rows":
+        given = {"mask": (torch.rand(ROWS, CLASSES, generator=draw) < 0.7).to(DEVICE)}
+        given["mask"].scatter_(1, t.clamp(min=0)[:, None], True)
+    of_class = {"of_class": torch.rand(CLASSES, generator=draw).to(DEVICE)} if options == "weight" else {}
+    given |= {"invariant": True} if options == "invariant" else {}
+    if reduction == "mean":
+        x, weight, bias = (a.requires_grad_() for a in operands_)
+        class_weight = {"weight": of_class["of_class"].half()} if of_class else {}
+        value = am.linear_loss(x, weight, t, SPARSE[name], linear_bias=bias, **given, **class_weight)
+        got = [value.detach(), *torch.autograd.grad(value, (x, weight, bias))]
+        wide_ = [a.detach().double().requires_grad_() for a in operands_]
+        with am.use("reference"):
+            class_weight = {k: v.double() for k, v in class_weight.items()}
+            value = am.linear_loss(*wide_[:2], t, SPARSE[name], linear_bias=wide_[2], **given, **class_weight)
+        want = [value.detach(), *torch.autograd.grad(value, wide_)]
+    else:
+        got = step(SPARSE[name], *operands_, t, **given, **of_class)
+        want = wide(SPARSE[name], *operands_, t, **given, **{k: v.double() for k, v in of_class.items()})
+    compare(got[:1], want[:1], 2e-3 if of_class else 1e-5)  # class weights in half precision
+    compare(got[1:], want[1:], 8 * EPS["float16"])
+    assert written
 
 
 @pytest.fixture

@@ -286,6 +286,10 @@ class Engine(ABC):
         with the largest score of each row, counted from the first of the block; -1 for a row without classes."""
         self._refused("score_terms")
 
+    def score_loss_grad(self, mapping: Mapping, x: Any, index: Any, scale: Any, saved: Any, out: Any) -> None:
+        """Write `index_loss_grad` of rows [rows, classes] to `out`, which may be in their memory: each row then begins where it did."""
+        self._refused("score_loss_grad")
+
     def score_slopes(self, block: ScoreBlock, out: Any, of_row: Any, weights: Any, *, mixed: bool) -> None:
         """Write the gradient in the numbers of a block to `out`, which may be their memory: by the numbers of a row [rows, 5], logsumexp of
         the others, +inf for none, a, e, b, c, it is e for the row's class, q (a - b log q) for the others, where q is their softmax; b

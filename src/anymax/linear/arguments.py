@@ -14,7 +14,6 @@ from .._array import (
     differentiates,
     is_array,
     is_integer,
-    is_torch,
     namespace,
     recorded,
     upcast,
@@ -167,7 +166,7 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
 
 def _rounds(layer: Layer, scale: Any) -> bool:
     """True if features divided by a temperature would be rounded to half precision. One that learns divides them all the same."""
-    return layer.x.dtype != layer.dtype and not (is_torch(scale) and recorded(scale))
+    return layer.x.dtype != layer.dtype and not recorded(scale)
 
 
 def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespace) -> Array:

@@ -190,7 +190,14 @@ def _score_gradients(
     constants = []
     total = torch.zeros((), dtype=g.dtype, device=g.device)
     wanted = [any(of_layer.wants) for of_layer in layers]
+    writes = torch_scores.engine_of_loss(job) if wanted[0] and not dparams else None
     for where, piece, parts in _pieces(job, whole):
+        if writes is not None:
+            ds = scores[0][where]
+            total = total + torch_scores.own_loss_gradient(writes, piece, parts[0], g[where] if g.ndim else g, ds)
+            if layers[0].db is not None:
+                layers[0].db += ds.sum(0, dtype=layers[0].dtype)
+            continue
         with torch.enable_grad():
             for s, want in zip(parts, wanted):
                 s.requires_grad_(want)

@@ -15,9 +15,10 @@ from ..kernels import engine_of
 from ..kernels.engine import Engine
 from ..kernels.tasks import SCORES, ScoreBlock
 from ..likelihood.terms import terms_of
+from ..losses.targets import counted_weight, weighted
 from ..mappings import Softmax
 from ..transforms.softcap import cap_of
-from .job import Job, RowLoss, RowTerms, ShortRow
+from .job import Job, RowLoss, RowTerms, ShortRow, loss_of
 from .layer import Layer
 
 Tensor = torch.Tensor
@@ -217,3 +218,39 @@ class WholeRows:
         gradient = ShortGradient.of(held, self.class_factors.factors, g_value, g_weighted, g_h[0] if g_h else None)
         ds = gradient.written(self.engine, self.block, self.block.numbers, self.job.layer.x.dtype)
         return ds, weighted.detach(), constants
+
+
+# -- a sparse map's own loss ---------------------------------------------------------------------------------------------------------
+
+
+def engine_of_loss(job: Job) -> Engine | None:
+    """The engine that writes the gradient of a sparse map's own loss over its scores; None where plain operations do."""
+    layer, per_row, target = job.layer, job.per_row, job.target
+    mapping = layer.mapping
+    if job.reference is not None or target is None or target.ndim > 1 or not isinstance(per_row, RowLoss):
+        return None
+    if not mapping.facts.sparse or mapping.params() or not mapping.sums_to_one or loss_of(mapping) == "nll":
+        return None
+    if per_row.needs_all_scores(layer) or per_row.margin is not None or per_row.penalties or per_row.options.smoothing:
+        return None
+    engine = engine_of(SCORES, None, layer.x)
+    return engine if engine is not None and engine.refuse("index_loss", mapping, layer.x) is None else None
+
+
+def own_loss_gradient(engine: Engine, job: Job, s: Tensor, g: Tensor, out: Tensor) -> Tensor:
+    """The sum of g times the losses of rows with the scores s; their gradient is written to `out`, in the memory of the scores."""
+    layer, target = job.layer, job.target
+    assert target is not None
+    loss = engine.index_loss(layer.mapping, s, target, save=True)
+    assert loss is not None
+    value, of_value = loss.value, g.to(loss.value.dtype).expand(target.shape)
+    of_scores = of_value
+    if job.class_weight is not None:
+        factor = counted_weight(target, target < 0, job.class_weight, value.dtype, xp)
+        value, of_scores = weighted(value, factor, xp), of_value * factor
+    of_class = target.clamp(min=0)[:, None]
+    masked = None if layer.keep is None else s.gather(1, of_class) == -math.inf
+    engine.score_loss_grad(layer.mapping, s, target, of_scores, loss.saved, out)
+    if masked is not None:  # such a class has no gradient, and an infinite loss
+        out.scatter_(1, of_class, out.gather(1, of_class).masked_fill(masked, 0))
+    return (of_value * value).sum()

@@ -262,6 +262,10 @@ class Triton(Engine):
     ) -> tuple[Any, Any]:  # fmt: skip
         return _part("layer").terms(block, weights, entropy, best)
 
+    def score_loss_grad(self, mapping: Mapping, x: Any, index: Any, scale: Any, saved: Any, out: Any) -> None:
+        launch, link = prepared(mapping)
+        launch.loss_grad(link, x, index.clamp(min=-1), scale, saved, -1, -1, out=out)
+
     def score_slopes(self, block: ScoreBlock, out: Any, of_row: Any, weights: Any, *, mixed: bool) -> None:
         _part("layer").slopes(block, out, of_row, weights, mixed)
 
