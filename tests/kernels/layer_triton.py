@@ -243,7 +243,13 @@ def test_the_factor_of_a_loss_is_read_by_a_kernel(factor, monkeypatch):
 
 # -- blocks of scores ----------------------------------------------------------------------------------------------------------------
 
-BLOCKS = {"plain": {}, "bias": {"bias"}, "masked": {"keep"}, "all": {"bias", "keep", "factor", "cap"}}
+BLOCKS = {
+    "plain": {},
+    "bias": {"bias"},
+    "masked": {"keep"},
+    "classes": {"classes", "bias"},
+    "all": {"bias", "keep", "factor", "cap"},
+}
 FIRST, CAP = 100, 3.0
 
 
@@ -263,6 +269,10 @@ def block_of(given, dtype="float32", n=4500):
     s = s.double()
     if keep is not None:
         keep[0, 7], keep[4] = False, torch.arange(n) == 0
+    elif "classes" in given:
+        keep = torch.arange(n)[None] % 7 != 3
+        numbers[1, 3], numbers[2, 10] = math.nan, math.inf  # of masked classes
+    if keep is not None:
         s = s.masked_fill(~keep, -math.inf)
     cap = CAP if "cap" in given else 0.0
     there = [None if a is None else a.to(DEVICE) for a in (numbers, bias, keep, factor, index)]
@@ -424,8 +434,7 @@ LOSSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("reduction", "dtype"), [("mean", "float32"), ("mean", "bfloat16"), ("none", "float16")])
 @pytest.mark.parametrize("options", LOSSES)
 def test_a_loss_reads_its_scores_by_two_kernels(options, reduction, dtype, passes):
     *operands_, t = operands(dtype)
@@ -450,7 +459,7 @@ def test_a_loss_reads_its_scores_by_two_kernels(options, reduction, dtype, passe
         want, best = step(*(a.double() for a in operands_))
     compare(got[:1], want[:1], 5e-6)
     left_out = 0.1 if options == "least" and dtype == "float32" else 0.0  # of a gradient; in half precision nothing is
-    compare(got[1:], want[1:], left_out + (2e-5 if dtype == "float32" else 4 * EPS["float16"]))
+    compare(got[1:], want[1:], left_out + (2e-5 if dtype == "float32" else 4 * EPS[dtype]))
     assert [a.tolist() for a in predicted] == [a.tolist() for a in best]
     elsewhere = options == "fallback" or (options == "least" and dtype == "float32")
     assert set(passes) == (set() if elsewhere else {"layer_terms", "layer_slopes"})

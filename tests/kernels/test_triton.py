@@ -50,7 +50,7 @@ BRIEF = {
     ),
     "ragged": "test_gradients and sparsemax and False or launched",
     "layer": (
-        "product or terms_of_a_block and all-70 or two_kernels and softcap-mean and float32 or over_its_scores and sparsemax and steps"
+        "product or terms_of_a_block and all-70 or two_kernels and softcap-mean-float32 or over_its_scores and sparsemax and steps"
     ),
     "replay": (
         "second_call and top-k and dtype0 or each_row_are_kept and Entmax or in_place_and or test_unusual or hooks "
@@ -254,7 +254,7 @@ def test_blocks_of_scores_compile_ahead_of_time(target, monkeypatch, compiler):
     n, more = 5000, torch.zeros(3, 1)
     for dtype in (torch.float32, torch.float16):
         numbers, index = torch.zeros(3, n, dtype=dtype), torch.zeros(3, dtype=torch.int64)
-        every = torch.zeros(n, dtype=dtype), torch.ones(1, n, dtype=torch.bool), more
+        every = torch.zeros(n, dtype=dtype), torch.ones(3, n, dtype=torch.bool), more
         for of, cap, weights in (((None, None, None), 0.0, None), (every, 30.0, torch.zeros(n))):
             block = ScoreBlock(numbers, *of, index, 0, cap)
             layer.terms(block, weights, entropy=cap > 0, best=cap > 0)

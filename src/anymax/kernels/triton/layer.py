@@ -3,6 +3,7 @@ products."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -72,13 +73,16 @@ class _Laid:
         s, bias, keep, factor, index, first, cap = block
         assert s.stride(1) == 1
         assert index.is_contiguous()
+        bias = None if bias is None else bias.to(torch.float32)  # numbers of one size have one layout
+        if keep is not None and keep.shape[0] == 1:  # for the same reason a mask of classes is a bias
+            bias = s.new_zeros(s.shape[1], dtype=torch.float32) if bias is None else bias
+            bias, keep = bias.masked_fill(~keep[0], -math.inf), None
         n, pack = s.shape[1], 16 // s.element_size()
         self.warps = max(1, min(_WARPS, power_of_two(n) // (32 * pack)))
         width = 32 * pack * self.warps  # 16 bytes a thread
         depth = min(_AT_ONCE, power_of_two(n)) // width
         half = s.dtype is not torch.float32
         self.read = Read(max(1, depth), width, bias is not None, half, factor is not None, keep is not None, cap > 0.0)
-        bias = None if bias is None else bias.to(torch.float32)  # numbers of one size have one layout
         self.tensors = tuple(s if a is None else a for a in (s, bias, keep, factor, index, weights))
         self.sizes = n, s.stride(0)
         of_keep = (0, 0) if keep is None else (keep.stride(0) if keep.shape[0] > 1 else 0, keep.stride(1))

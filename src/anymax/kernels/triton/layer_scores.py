@@ -22,8 +22,8 @@ NOWHERE = tl.constexpr(2**31 - 1)
 
 
 class Read(NamedTuple):
-    """How a row is read, K x L numbers at a time, and what makes scores of the numbers: a bias is added, half precision rounds the sum,
-    a factor of the row multiplies it, and so on in this order."""
+    """How a row is read, K x L numbers at a time, and what makes scores of the numbers: a bias in fp32 is added, half precision rounds the
+    sum, a factor of the row multiplies it, and so on in this order."""
 
     K: int
     L: int
@@ -43,8 +43,9 @@ def rounded(x, S, READ: tl.constexpr):
 def scores_at(cols, inside, S, BIAS, KEEP, k1, factor, cap, READ: tl.constexpr):
     """The scores of these classes of a row in fp32, -inf outside."""
     x = tl.load(S + cols, mask=inside, other=float("-inf")).to(tl.float32)
-    if READ.BIAS:
-        x = rounded(x + tl.load(BIAS + cols, mask=inside, other=0.0).to(tl.float32), S, READ)
+    if READ.BIAS:  # one of -inf masks a class, whatever its number is
+        bias = tl.load(BIAS + cols, mask=inside, other=0.0)
+        x = tl.where(bias > float("-inf"), rounded(x + bias, S, READ), float("-inf"))
     if READ.FACTOR:
         x = rounded(x * factor, S, READ)
     if READ.MASK:
