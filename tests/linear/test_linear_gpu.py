@@ -280,6 +280,40 @@ def test_a_temperature_does_not_round_features(name, verb, dtype, temperature):
     compare(found, right, "bfloat16", values=0)  # rounded more than once
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("temperature", [0.7, OF_EACH], ids=["number", "rows"])
+def test_a_compiled_temperature_does_not_round_features(temperature):
+    x, weight, bias = (these := Operands.of("bfloat16", sigma=0.1)).free
+    y = these.y.clamp(min=0)
+    call = lambda: am.linear_log_prob_entropy(x, weight, y, linear_bias=bias, temperature=temperature)  # noqa: E731
+    want, got = call(), torch.compile(call, backend="aot_eager", fullgraph=True)()
+    slopes = [torch.autograd.grad(sum(value).sum(), these.free) for value in (want, got)]
+    for a, b in zip((*want, *slopes[0]), (*got, *slopes[1]), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("temperature", [0.7, OF_EACH], ids=["number", "rows"])
+def test_a_temperature_in_jax_does_not_round_features(temperature):
+    """Nor does one that learns."""
+    jax = pytest.importorskip("jax")
+    these = Operands.of("bfloat16", sigma=0.1)
+    y = these.y.clamp(min=0)
+    warmth = torch.as_tensor(temperature, dtype=torch.float64).requires_grad_()
+    log_p = (these.scores().detach() / warmth.reshape(-1, 1)).log_softmax(1).gather(1, y[:, None])[:, 0]
+    wide = [jax.numpy.asarray(a.detach().float().numpy()).astype("bfloat16") for a in these.free]
+    x, weight, bias = wide
+
+    def call(t):
+        return am.linear_log_prob(x, weight, jax.numpy.asarray(y.numpy()), linear_bias=bias, temperature=t)
+
+    t = jax.numpy.asarray(warmth.detach().float().numpy())
+    for compute in (call, jax.jit(call)):
+        assert abs(torch.tensor(compute(t).tolist()) - log_p.detach()).max() < 2e-5
+    slope = torch.tensor(jax.grad(lambda t: call(t).sum())(t).tolist())
+    torch.testing.assert_close(slope.double(), torch.autograd.grad(log_p.sum(), warmth)[0], rtol=1e-4, atol=1e-4)
+
+
 @dtypes
 @maps
 def test_a_student_of_a_teacher(name, dtype):

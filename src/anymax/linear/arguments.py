@@ -165,7 +165,7 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
 
 
 def _rounds(layer: Layer, scale: Any) -> bool:
-    """True if features divided by a temperature would be rounded to half precision. One that learns divides them all the same."""
+    """True if features divided by a temperature would be rounded to half precision. In torch one that learns divides them all the same."""
     return layer.x.dtype != layer.dtype and not recorded(scale)
 
 

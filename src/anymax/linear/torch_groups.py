@@ -175,9 +175,9 @@ def _score_gradients(
 ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """The gradients in the scores of some rows, for each of the layers that wants one, the sum of g times their results, and the results
     without a gradient; adds the gradients by bias and parameters, None for a parameter without."""
-    engine = torch_scores.engine_of_job(job) if any(layers[0].wants) else None
-    if engine is not None:
-        numbers = _numbers(job.layer, job.invariant)
+    engine = torch_scores.engine_of_blocks(job.layer) if any(layers[0].wants) else None
+    if engine is not None and torch_scores.is_of_short_rows(job):
+        numbers = _scores(job.layer, job.invariant, products=True)
         ds, value, constants = torch_scores.WholeRows.of(engine, job, numbers).gradient(g)
         if layers[0].db is not None:
             layers[0].db += ds.sum(0, dtype=layers[0].dtype)
@@ -190,7 +190,7 @@ def _score_gradients(
     constants = []
     total = torch.zeros((), dtype=g.dtype, device=g.device)
     wanted = [any(of_layer.wants) for of_layer in layers]
-    writes = torch_scores.engine_of_loss(job) if wanted[0] and not dparams else None
+    writes = engine if engine is not None and not dparams and torch_scores.is_own_loss(engine, job) else None
     for where, piece, parts in _pieces(job, whole):
         if writes is not None:
             ds = scores[0][where]
@@ -236,16 +236,14 @@ def _of_piece(piece: Job, mapping: Mapping, scores: list[Tensor]) -> Any:
     return piece.per_row(mapping, s, others[0] if others else piece.target, piece.class_weight)
 
 
-def _numbers(layer: Layer, invariant: bool) -> Tensor:
-    """The products of features and weights, in memory that the caller may write to; nothing here is recorded."""
+def _scores(layer: Layer, invariant: bool, products: bool = False) -> Tensor:
+    """The scores of some rows, before the mask, in memory that the caller may write to; nothing here is recorded. products: these alone,
+    without what makes scores of them."""
     x = layer.x.clone() if invariant else layer.x  # for MKL bits depend on where a row begins in memory
     out = layer.x.new_empty((layer.rows, layer.classes)) if layer.product_rounds else None
-    return torch_blocks.product(x, layer.weight.to(x.dtype), out)
-
-
-def _scores(layer: Layer, invariant: bool) -> Tensor:
-    """The scores of some rows, before the mask, in memory that the caller may write to."""
-    s = _numbers(layer, invariant)
+    s = torch_blocks.product(x, layer.weight.to(x.dtype), out)
+    if products:
+        return s
     s = s if layer.bias is None else s.add_(layer.bias)
     s = s if layer.rounded_to is None else s.copy_(layer.rounded(s, xp))
     return s if layer.factor is None else s.mul_(layer.factor)
@@ -266,9 +264,10 @@ def _results(job: Job, step: int) -> Any:
     """The results of all rows, from the scores of `step` rows at a time."""
     parts = []
     for _, part in job.parts(step):
-        engine = torch_scores.engine_of_job(part)
-        if engine is not None:
-            parts.append(torch_scores.WholeRows.of(engine, part, _numbers(part.layer, job.invariant)).result())
+        engine = torch_scores.engine_of_blocks(part.layer)
+        if engine is not None and torch_scores.is_of_short_rows(part):
+            numbers = _scores(part.layer, job.invariant, products=True)
+            parts.append(torch_scores.WholeRows.of(engine, part, numbers).result())
             continue
         for _, piece, scores in _pieces(part, [_scores(layer, job.invariant) for layer in part.layers]):
             parts.append(_of_piece(piece, piece.layer.mapping, scores))

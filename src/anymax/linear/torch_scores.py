@@ -18,6 +18,7 @@ from ..likelihood.terms import terms_of
 from ..losses.targets import counted_weight, weighted
 from ..mappings import Softmax
 from ..transforms.softcap import cap_of
+from . import torch_blocks
 from .job import Job, RowLoss, RowTerms, ShortRow, loss_of
 from .layer import Layer
 
@@ -47,7 +48,7 @@ class ClassFactors(NamedTuple):
     def of(cls, job: Job) -> ClassFactors:
         per_row, layer = job.per_row, job.layer
         if not isinstance(per_row, RowLoss) or not per_row.options.smoothing:
-            return cls(None, None)
+            return NO_FACTORS
         free = torch.ones(layer.classes, dtype=wide_dtype(layer.x, torch), device=layer.x.device)
         if layer.bias is not None:
             free = free.masked_fill(layer.bias == -math.inf, 0)
@@ -60,6 +61,9 @@ class ClassFactors(NamedTuple):
         if self.factors is None or self.unmasked is None:
             return ShortRow(at, score)
         return ShortRow(at, score, self.factors.sum(), self.unmasked.sum())
+
+
+NO_FACTORS = ClassFactors(None, None)
 
 
 def result_of(job: Job, of: ShortRows, class_factors: ClassFactors) -> Tensor:
@@ -93,10 +97,9 @@ class ShortGradient(NamedTuple):
 
     @classmethod
     def of(
-        cls, rows: ShortRows, factors: Tensor | None, g: Tensor | None, g_weighted: Any, g_h: Tensor | None
-    ) -> ShortGradient:
-        """By the gradients in the short rows."""
-        value, h = rows.value, rows.entropy
+        cls, value: Tensor, h: Tensor | None, factors: Tensor | None, g: Tensor | None, g_weighted: Any, g_h: Tensor | None
+    ) -> ShortGradient:  # fmt: skip
+        """By the short rows, of which h is the entropy, and the gradients in them."""
         g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
         if g_h is not None and h is not None:  # the gradient of the entropy is -q (log q + entropy)
             g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
@@ -143,27 +146,24 @@ def block_of(layer: Layer, numbers: Tensor, index: Tensor, first: int = 0, cap: 
     return ScoreBlock(numbers, bias, keep, layer.factor, index.reshape(-1).contiguous(), first, cap)
 
 
-def engine_for(layer: Layer, target: Tensor) -> Engine | None:
-    """The engine with kernels for blocks of softmax's scores, where each row has one class."""
-    return engine_of(SCORES, None, layer.x) if target.ndim == 1 or target.shape[1] == 1 else None
+def engine_of_blocks(layer: Layer) -> Engine | None:
+    """The engine with kernels for blocks of scores, on a GPU."""
+    return engine_of(SCORES, None, layer.x) if torch_blocks.on_gpu(layer.x) else None
 
 
-def engine_of_job(job: Job) -> Engine | None:
-    """The engine that computes softmax's job from whole rows of numbers; None where plain operations do."""
+def is_of_short_rows(job: Job) -> bool:
+    """True for a job of softmax that follows from short rows of one class each, whose scores may be capped."""
     layer, per_row, target = job.layer, job.per_row, job.target
     if job.reference is not None or target is None or not layer.mapping.is_softmax or layer.mapping.params():
-        return None
+        return False
     if cap_of(per_row.transforms) is None:
-        return None
+        return False
     if isinstance(per_row, RowLoss):
         smoothing, of_rows = per_row.options.smoothing, layer.keep is not None and layer.keep.shape[0] > 1
         if target.ndim > 1 or per_row.margin is not None or per_row.sub_centers > 1 or per_row.penalties.suppress:
-            return None
-        if smoothing == 1.0 or (smoothing and of_rows):
-            return None
-    elif not isinstance(per_row, RowTerms):
-        return None
-    return engine_for(layer, target)
+            return False
+        return smoothing < 1.0 and not (smoothing and of_rows)
+    return isinstance(per_row, RowTerms) and target.shape[1] == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +214,8 @@ class WholeRows:
             free = [a for a in rows if a is not None]
             slopes = torch.autograd.grad(weighted, free, allow_unused=True)
         g_value, g_weighted, *g_h = slopes
-        held = ShortRows(*(None if a is None else a.detach() for a in rows))  # type: ignore[arg-type]
-        gradient = ShortGradient.of(held, self.class_factors.factors, g_value, g_weighted, g_h[0] if g_h else None)
+        value, h = rows.value.detach(), None if rows.entropy is None else rows.entropy.detach()
+        gradient = ShortGradient.of(value, h, self.class_factors.factors, g_value, g_weighted, g_h[0] if g_h else None)
         ds = gradient.written(self.engine, self.block, self.block.numbers, self.job.layer.x.dtype)
         return ds, weighted.detach(), constants
 
@@ -223,18 +223,17 @@ class WholeRows:
 # -- a sparse map's own loss ---------------------------------------------------------------------------------------------------------
 
 
-def engine_of_loss(job: Job) -> Engine | None:
-    """The engine that writes the gradient of a sparse map's own loss over its scores; None where plain operations do."""
+def is_own_loss(engine: Engine, job: Job) -> bool:
+    """True for a sparse map's own loss whose gradient the engine writes over its scores."""
     layer, per_row, target = job.layer, job.per_row, job.target
     mapping = layer.mapping
     if job.reference is not None or target is None or target.ndim > 1 or not isinstance(per_row, RowLoss):
-        return None
+        return False
     if not mapping.facts.sparse or mapping.params() or not mapping.sums_to_one or loss_of(mapping) == "nll":
-        return None
+        return False
     if per_row.needs_all_scores(layer) or per_row.margin is not None or per_row.penalties or per_row.options.smoothing:
-        return None
-    engine = engine_of(SCORES, None, layer.x)
-    return engine if engine is not None and engine.refuse("index_loss", mapping, layer.x) is None else None
+        return False
+    return engine.refuse("index_loss", mapping, layer.x) is None
 
 
 def own_loss_gradient(engine: Engine, job: Job, s: Tensor, g: Tensor, out: Tensor) -> Tensor:

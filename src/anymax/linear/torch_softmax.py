@@ -20,7 +20,7 @@ from .job import Job
 from .layer import Layer
 from .torch_blocks import BlockSize, ScoreBlocks, holds_scores, logsumexp, logsumexp_entropy, sizes_of
 from .torch_candidates import OfTarget, candidates_back, candidates_of, weighted_scores
-from .torch_scores import ShortGradient, ShortRows, block_of, engine_for, level_of
+from .torch_scores import ShortGradient, ShortRows, block_of, engine_of_blocks, level_of
 
 Tensor = torch.Tensor
 
@@ -46,7 +46,7 @@ def of_softmax(
             )
             return ShortRows(target_and_rest, weighted_score, None)
     target = target if target.ndim == 2 else target[:, None]
-    holds, engine = holds_scores(layer, job.chunk), engine_for(layer, target)
+    holds, engine = holds_scores(layer, job.chunk), engine_of_blocks(layer) if target.shape[1] == 1 else None
     how = _How(BlockSize.of(layer, job.chunk), entropy, holds, engine)
     return ShortRows(*_others(how, *_operands(layer, target, class_factors), layer.factor))
 
@@ -79,7 +79,7 @@ def _others_backward(how: _How, operands: Any, kept: Any, grads: Any, wants: Any
         kept,
         grads,
     )
-    gradient = ShortGradient.of(ShortRows(value, value, h), class_factors, g, g_weighted, g_h)
+    gradient = ShortGradient.of(value, h, class_factors, g, g_weighted, g_h)
     layer = _layer(x, weight, bias, keep, how.blocks, factor)
     return *_others_back(layer, target, gradient, held, how, wants), *(None,) * 4
 
