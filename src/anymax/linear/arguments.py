@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    differentiates,
+    is_array,
+    is_integer,
+    namespace,
+    recorded,
+    upcast,
+)
 from .._core.classes import class_indices
 from .._core.shards import refuse as refuse_sharded
 from ..transforms import temperature as tempered
@@ -138,6 +148,8 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
             scale = float(scale) if _array.known(scale) and not differentiates(scale) else scale
         if not is_array(scale) and not float(xp.finfo(features.dtype).smallest_normal) <= scale < math.inf:
             return layer, (tempered(scale),)  # argmax, or no difference between the classes
+        if _rounds(layer, scale):
+            return layer.times(1.0 / scale, xp), ()
         x, bias = as_dtype(features / scale, layer.x.dtype, xp), layer.bias
         if bias is not None:
             masked = bias == -math.inf
@@ -147,7 +159,14 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), features.dtype, xp)
     if _array.known_any(scale < float(xp.finfo(scale.dtype).smallest_normal), xp):
         raise ValueError(f"{who}: a temperature of 0 in some rows; give one number for all rows, or values above 0")
+    if _rounds(layer, scale):
+        return layer.times(1.0 / scale, xp), ()
     return layer.scaled_rows(1.0 / scale, xp), ()
+
+
+def _rounds(layer: Layer, scale: Any) -> bool:
+    """True if features divided by a temperature would be rounded to half precision. In torch one that learns divides them all the same."""
+    return layer.x.dtype != layer.dtype and not recorded(scale)
 
 
 def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespace) -> Array:

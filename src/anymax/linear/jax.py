@@ -54,8 +54,18 @@ def _run(
         params = by_row[0].params | shared[0].params
         mapping = static.mapping({k: params[k] for k in static.names})
         layer, *reference = (
-            Layer(x, s.weight, s.bias, s.keep if keep is None else keep, mapping, (), x.dtype, rounded_to=rounded_to)
-            for (x, keep, _), s in zip(by_row, shared)
+            Layer(
+                x,
+                s.weight,
+                s.bias,
+                s.keep if keep is None else keep,
+                mapping,
+                (),
+                x.dtype,
+                rounded_to=rounded_to,
+                factor=factor,
+            )
+            for (x, keep, _, factor), s in zip(by_row, shared)
         )
         return Job(layer, per_row, target, shared[0].class_weight, reference=next(iter(reference), None)).result()
 

@@ -318,7 +318,7 @@ def scores_of_support(layer: Layer, per_row: PerRow, classes: Array, there: Arra
     """The transformed scores of some classes of each row, [rows, width], -inf where there is none."""
     if layer.keep is not None:  # of classes whose bias is -inf
         there = there & take(xp.broadcast_to(layer.keep, (layer.rows, layer.classes)), classes, xp)
-    s = bridge(layer.x).layers.gathered(layer, classes)
+    s = layer.scaled(bridge(layer.x).layers.gathered(layer, classes), xp)
     return per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
 
 
