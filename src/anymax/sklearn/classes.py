@@ -276,10 +276,13 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         with threads(self.n_jobs):
             model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
             iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
+        self._end(model.w, iterations, complaint, 5)
+
+    def _end(self, w: np.ndarray, iterations: int, complaint: str | None, depth: int) -> None:
         if complaint is not None:
-            warnings.warn(complaint, ConvergenceWarning, stacklevel=4)
+            warnings.warn(complaint, ConvergenceWarning, stacklevel=depth)
         vars(self).pop("stream_", None)
-        self._keep(model.w, iterations)
+        self._keep(w, iterations)
 
     def _start(self, d: int, k: int, dtype: Any, warm: bool, near: np.ndarray | None = None) -> np.ndarray:
         """The W to start from, [features, classes] and a row of intercepts if there are any: the last coefficients, `near`, or zeros."""

@@ -18,9 +18,12 @@ from .._core.tables import documented_like
 from . import losses
 from .blocks import only
 from .classes import MappingClassifier
+from .each import Features, fit_each
 from .label_models import BASELINES, MapModel, SigmoidModel
 from .levels import SCORES, best, lasting
-from .parameters import NO_MAP, mapping_of, number_of
+from .parameters import NO_MAP, mapping_of, number_of, threads
+from .sets import WEIGHTS, KnownSets, SetRule, probability, score_of, thresholds, tuned
+from .solvers import say
 from .targets import indicator, label_weights, one_a_row, refuse_sets
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1 << 15  # scores whose ranks are computed at a time
+_FOLD = 10  # the tolerance of a fold, in that of the fit, where labels are trained apart
 _LAST = 1000  # rows whose predictions `partial_fit` remembers
 
 
@@ -123,13 +127,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
         solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
         warm_start: bool = False,
         verbose: int = 0,
-        decision: Literal["auto", "support", "threshold"] = "auto",
+        decision: Literal["auto", "support", "threshold", "sets"] = "auto",
         threshold: float | Literal["cv"] = "cv",
         scale: float | Literal["cv"] = "cv",
         none: bool | Literal["auto"] = "auto",
         grid: Iterable[float] | None = None,
-        scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"]
-        | Callable[[Any, Any], float] = "f1_micro",
+        scoring: Literal["auto", "f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"]
+        | Callable[[Any, Any], float] = "auto",
         cv: Any = 3,
         random_state: Any = 0,
         penalty: Literal["l2"] | None = "l2",
@@ -178,8 +182,9 @@ class MultiLabelMappingClassifier(MappingClassifier):
             if not (labelled.all() or self.none_):
                 rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
         self.decision_ = self._decision()
-        near = self._tune(rows, labels, weights)
-        self._fit_labels(rows, labels, weights, near)
+        features = self._features(rows, labels, weights)
+        near = self._tune(rows, labels, weights, features)
+        self._fit_labels(rows, labels, weights, near, features)
         return self
 
     def _data(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
@@ -200,14 +205,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def _check(self) -> Any:
         self._check_training()
-        if self.decision not in ("auto", "support", "threshold"):
-            raise ValueError(f"decision={self.decision!r}: expected 'auto', 'support' or 'threshold'")
+        if self.decision not in ("auto", "support", "threshold", "sets"):
+            raise ValueError(f"decision={self.decision!r}: expected 'auto', 'support', 'threshold' or 'sets'")
         if self.threshold != "cv":
             number_of("threshold", self.threshold, "a number from 0, or 'cv' to tune it")
         if self.scale != "cv":
             number_of("scale", self.scale, "a positive number, or 'cv' to tune it", zero=False)
-        if not callable(self.scoring) and self.scoring not in SCORES:
-            raise ValueError(f"scoring={self.scoring!r}: expected {', '.join(map(repr, SCORES))} or a function")
+        if not callable(self.scoring) and self.scoring not in ("auto", *SCORES):
+            raise ValueError(f"scoring={self.scoring!r}: expected 'auto', {', '.join(map(repr, SCORES))} or a function")
         if self.none not in (True, False, "auto"):
             raise ValueError(
                 f"none={self.none!r}: expected True, False or 'auto', which is True where a row has no label"
@@ -218,6 +223,12 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self.decision == "support" and not (isinstance(mapping, Mapping) and mapping.facts.sparse):
             raise ValueError(
                 f"decision='support': {self.mapping!r} is never 0; use decision='threshold' or a sparse map"
+            )
+        if self.decision == "sets" and mapping != "sigmoid":
+            raise ValueError(f"decision='sets' with mapping={self.mapping!r}: it needs mapping='sigmoid'")
+        if self.decision == "sets" and self.scoring not in WEIGHTS:
+            raise ValueError(
+                f"decision='sets' with scoring={self.scoring!r}: expected {', '.join(map(repr, WEIGHTS))}; use decision='threshold'"
             )
         return mapping
 
@@ -233,7 +244,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _decision(self) -> str:
         if self.decision != "auto":
             return self.decision
-        return "support" if self._has_map and self.mapping_.facts.sparse else "threshold"
+        if self._has_map and self.mapping_.facts.sparse:
+            return "support"
+        plain = self.threshold == "cv" and self.grid is None and self.scoring == "auto"
+        return "sets" if self.mapping_ == "sigmoid" and plain else "threshold"
 
     def _has_none(self, wanted: bool) -> bool:
         return self._has_map and bool(wanted if self.none == "auto" else self.none)
@@ -241,10 +255,27 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _shifts(self) -> bool:
         return self._has_map and not self.none_ and super()._shifts()
 
-    def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray, near: np.ndarray | None = None) -> None:
+    def _features(self, X: Any, labels: Any, weights: np.ndarray) -> Features | None:
+        """What all fits of a logistic regression for each label share; None where the labels are trained together."""
+        if self._has_map or self.mapping_ != "sigmoid" or self.solver != "lbfgs":
+            return None
+        return Features(X, weights, labels.shape[1], bool(self.fit_intercept))
+
+    def _fit_labels(
+        self, X: Any, labels: Any, weights: np.ndarray, near: np.ndarray | None = None, features: Features | None = None
+    ) -> None:
         share, l2 = self._shares(weights, X.dtype)
         k, model = labels.shape[1], self._model
-        self._descend(X, model.loss(labels, share), l2, k, model.curvature(k), share, near)
+        if features is None:
+            self._descend(X, model.loss(labels, share), l2, k, model.curvature(k), share, near)
+            return
+        start = self._start(X.shape[1], k, X.dtype, bool(self.warm_start), near)
+        with threads(self.n_jobs):
+            w, iterations, complaint = fit_each(
+                X, labels, share, l2, start, not start.any(), features, self.tol, self.max_iter,
+                say if self.verbose else None,
+            )  # fmt: skip
+        self._end(w, iterations, complaint, 4)
 
     def _tuned(self) -> str:
         """The parameter that turns scores into sets."""
@@ -258,32 +289,63 @@ class MultiLabelMappingClassifier(MappingClassifier):
             setattr(self, f"{name}_", float(given))
         return given != "cv"
 
-    def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> np.ndarray | None:
-        """Set `threshold_` or `scale_`; return the mean W of the folds, if there are any: the fit on all rows starts near its end."""
-        for other in ("scale_", "threshold_", "cv_results_"):
+    def _tune(self, X: Any, labels: Any, weights: np.ndarray, features: Features | None) -> np.ndarray | None:
+        """Set what turns scores into sets; return the mean W of the folds, if there are any: the fit on all rows starts near its end."""
+        for other in ("scale_", "threshold_", "cv_results_", "rule_"):
             vars(self).pop(other, None)
-        if self._take_given_level():
+        if self.decision_ != "sets" and self._take_given_level():
             return None
         to_try = self._levels_to_try()
-        folds = [self._fold(X, labels, weights, *map(np.sort, split)) for split in self._splits(X, len(weights))]
-        near = np.mean([w for _, _, w in folds], axis=0)
-        ranks, truth = (np.concatenate([fold[i] for fold in folds]) for i in range(2))
-        del folds
-        self._choose(ranks, truth, to_try)
+        near, scores, tests, known = 0.0, [], [], []
+        most = labels.shape[1] * (X.shape[1] + 16)  # with these the sets cost less than the fits
+        splits = [tuple(map(np.sort, split)) for split in self._splits(X, len(weights))]
+        for train, test in splits:
+            z, w = self._fold(X, labels, weights, train, test, features)
+            near = near + w / len(splits)
+            scores.append(z if self.decision_ == "sets" else self._ranks(z))
+            tests.append(labels[test])
+            if self.decision_ == "sets":
+                known.append(KnownSets(labels[train], most))
+        if self.decision_ == "sets":
+            self._choose_sets(KnownSets(labels, most), scores, tests, known, to_try)
+        else:
+            truth = np.concatenate([part.astype(np.bool_).toarray() for part in tests])
+            self._choose(np.concatenate(scores), truth, to_try)
         return near
 
+    def _choose_sets(
+        self,
+        of_all: KnownSets,
+        scores: list[np.ndarray],
+        tests: list[Any],
+        known: list[KnownSets],
+        to_try: list[float] | None,
+    ) -> None:
+        """Set `threshold_` and the rule."""
+        if self.threshold != "cv":
+            to_try = [float(self.threshold)]
+        if to_try is None:
+            levels = thresholds(scores, sum(part.nnz for part in tests))
+        else:
+            levels = np.array([score_of(p) for p in to_try])
+        found, best_of = tuned(zip(scores, tests, known), levels, self.scoring)
+        self.rule_ = SetRule(of_all, *found)
+        self.threshold_ = probability(found[0])
+        self.cv_results_ = {"threshold": np.array([probability(level) for level in levels]), "score": best_of}
+
     def _fold(
-        self, X: Any, labels: Any, weights: np.ndarray, train: np.ndarray, test: np.ndarray
-    ) -> tuple[Any, Any, Any]:
-        """The ranks and labels of the rows that test a model of those that train it, and its W."""
-        part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
+        self, X: Any, labels: Any, weights: np.ndarray, train: np.ndarray, test: np.ndarray, features: Features | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The scores of the rows that test a model of those that train it, and its W."""
+        tol = self.tol if features is None else _FOLD * self.tol
+        part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0, "tol": tol})
         part.mapping_, part.none_ = self.mapping_, self.none_
         with warnings.catch_warnings():  # only the final fit, on all rows, warns
             warnings.simplefilter("ignore", ConvergenceWarning)
-            part._fit_labels(only(X, train), labels[train], weights[train])
+            part._fit_labels(only(X, train), labels[train], weights[train], None, features)
         z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
         w = np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
-        return self._ranks(z), labels[test].astype(np.bool_).toarray(), w
+        return z.astype(np.float32) if self.decision_ == "sets" else z, w
 
     def _splits(self, X: Any, n: int) -> Iterable[Any]:
         """Pairs of rows that train and rows that test."""
@@ -313,7 +375,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _choose(self, ranks: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
         """Set `threshold_` or `scale_`."""
         name = self._tuned()
-        level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
+        scoring = "f1_micro" if self.scoring == "auto" else self.scoring
+        level, found = best(ranks, truth, scoring, to_try, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
 
@@ -399,6 +462,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _chosen(self, z: np.ndarray) -> np.ndarray:
         """True at the labels that the scores select."""
         model = self._model
+        if self.decision_ == "sets":
+            return self.rule_.chosen(z)
         if self.decision_ == "support":
             chosen = model.p(z * z.dtype.type(self.scale_)) > 0
         else:
