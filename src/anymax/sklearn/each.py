@@ -15,7 +15,7 @@ import numpy as np
 from .blocks import Blocks
 from .solvers import complaint_of
 
-_SCORES, _FEWEST, _MOST = 1 << 16, 4, 32  # scores at a time, and labels
+_FEW, _MANY, _WIDE, _MOST = 1 << 14, 1 << 17, 16, 32  # scores and labels at a time
 _FULL, _LATE = 512, 1536  # up to this many features the decomposition is cheap, or pays off with many labels
 _ROWS = 16  # this many rows per feature are enough for it
 _FLOOR = 1e-9
@@ -158,9 +158,12 @@ class _Some:
         eps = 4 * float(np.finfo(dtype).eps)
         for _ in range(_LOOKS):
             t = step[left]
-            loss, r = self.loss(self.z[:, left] + dz[:, left] * t.astype(dtype), self.y[:, left])
+            some = slice(None) if len(left) == k else left
+            z = dz[:, some] * t.astype(dtype)
+            z += self.z[:, some]
+            loss, r = self.loss(z, self.y[:, some])
             f = loss + self.start_size[left] + t * (cross[left] + 0.5 * t * stride[left])
-            d = np.einsum("ij,ij->j", r, dz[:, left]) + cross[left] + t * stride[left]
+            d = np.einsum("ij,ij->j", r, dz[:, some]) + cross[left] + t * stride[left]
             lower = f <= first[left] + _ARMIJO * t * slope[left] + eps * np.abs(first[left])
             good = lower & (np.abs(d) <= -_CURVATURE * slope[left])
             keep = left[lower]  # the best so far, should no step be flat enough
@@ -257,7 +260,8 @@ def fit_each(
     mean = np.clip(mean, 0.5 / n, 1 - 0.5 / n)
     if cold and len(w) > d:
         w[d] = np.log(mean / (1 - mean))
-    count = k if isinstance(x, Blocks) else min(max(_SCORES // n, _FEWEST), _MOST)
+    # few, or many where the features take more memory
+    count = k if isinstance(x, Blocks) else min(max(_FEW // n, min(d // _WIDE, _MANY // n), 1), _MOST)
     order, labels = np.argsort(-mean, kind="stable"), labels.tocsc()
     most, worst, stuck, total = 0, 0.0, False, 0.0
     for at in range(0, k, count):

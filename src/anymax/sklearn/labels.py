@@ -296,40 +296,42 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self.decision_ != "sets" and self._take_given_level():
             return None
         to_try = self._levels_to_try()
-        near, scores, tests, known = 0.0, [], [], []
-        most = labels.shape[1] * (X.shape[1] + 16)  # with these the sets cost less than the fits
+        near, scores, known = 0.0, [], []
+        most = labels.shape[1] * X.shape[1]  # with these the sets cost less than the fits
         splits = [tuple(map(np.sort, split)) for split in self._splits(X, len(weights))]
         for train, test in splits:
             z, w = self._fold(X, labels, weights, train, test, features)
             near = near + w / len(splits)
             scores.append(z if self.decision_ == "sets" else self._ranks(z))
-            tests.append(labels[test])
             if self.decision_ == "sets":
                 known.append(KnownSets(labels[train], most))
         if self.decision_ == "sets":
-            self._choose_sets(KnownSets(labels, most), scores, tests, known, to_try)
+            self._choose_sets(labels, scores, [test for _, test in splits], [*known, KnownSets(labels, most)], to_try)
         else:
-            truth = np.concatenate([part.astype(np.bool_).toarray() for part in tests])
-            self._choose(np.concatenate(scores), truth, to_try)
+            truth = np.concatenate([labels[test].astype(np.bool_).toarray() for _, test in splits])
+            ranks = np.concatenate(scores)
+            scores.clear()
+            self._choose(ranks, truth, to_try)
         return near
 
     def _choose_sets(
         self,
-        of_all: KnownSets,
+        labels: Any,
         scores: list[np.ndarray],
-        tests: list[Any],
+        tests: list[np.ndarray],
         known: list[KnownSets],
         to_try: list[float] | None,
     ) -> None:
-        """Set `threshold_` and the rule."""
+        """Set `threshold_` and the rule; the last of `known` are the sets of all rows."""
         if self.threshold != "cv":
             to_try = [float(self.threshold)]
         if to_try is None:
-            levels = thresholds(scores, sum(part.nnz for part in tests))
+            levels = thresholds(scores, sum(int(np.diff(labels.indptr)[test].sum()) for test in tests))
         else:
             levels = np.array([score_of(p) for p in to_try])
-        found, best_of = tuned(zip(scores, tests, known), levels, self.scoring)
-        self.rule_ = SetRule(of_all, *found)
+        folds = ((z, labels[test], sets) for z, test, sets in zip(scores, tests, known))
+        found, best_of = tuned(folds, levels, self.scoring)
+        self.rule_ = SetRule(known[-1], *found)
         self.threshold_ = probability(found[0])
         self.cv_results_ = {"threshold": np.array([probability(level) for level in levels]), "score": best_of}
 
@@ -342,7 +344,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
         part.mapping_, part.none_ = self.mapping_, self.none_
         with warnings.catch_warnings():  # only the final fit, on all rows, warns
             warnings.simplefilter("ignore", ConvergenceWarning)
-            part._fit_labels(only(X, train), labels[train], weights[train], None, features)
+            some = labels[train] if features is None else labels[train].tocsc()
+            part._fit_labels(only(X, train), some, weights[train], None, features)
         z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
         w = np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
         return z.astype(np.float32) if self.decision_ == "sets" else z, w

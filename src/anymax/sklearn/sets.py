@@ -20,7 +20,8 @@ _MOST = 2048  # the known sets; beyond, the commonest
 _LIFTS = (0.0, 0.5)
 _SLACKS = np.linspace(-10.0, 20.0, 61)
 _THRESHOLDS = 16
-_BLOCK = 1 << 17  # numbers computed at a time
+_BLOCK, _CHUNK = 1 << 17, 1 << 16  # numbers computed at a time: for each set, and for each size or label
+_SAMPLE = 1 << 17  # scores among which thresholds are looked for
 
 
 class KnownSets:
@@ -80,7 +81,10 @@ def worth_above(z: np.ndarray, threshold: float) -> np.ndarray:
 
 def thresholds(parts: list[np.ndarray], wanted: int) -> np.ndarray:
     """Thresholds that choose from 0.4 to 3 times as many labels as are right, and the one that chooses what is likelier than not."""
-    z = -np.concatenate([part.reshape(-1) for part in parts])
+    step = 1 + sum(part.size for part in parts) // _SAMPLE
+    z = np.concatenate([part.reshape(-1)[::step] for part in parts])
+    np.negative(z, out=z)
+    wanted //= step
     counts = np.geomspace(max(0.4 * wanted, 1.0), max(min(3.0 * wanted, len(z)), 1.0), _THRESHOLDS)
     counts = np.unique(np.minimum(counts.astype(int), len(z)) - 1)
     z.partition(counts)
@@ -98,7 +102,7 @@ def tuned(
     for z, labels, known in folds:
         rows_of_all += len(z)
         wanted_of_all += labels.nnz
-        step = max(1, _BLOCK // max(z.shape[1], len(known.sizes)))
+        step = max(1, _CHUNK // max(z.shape[1], len(known.sizes)))
         for at in range(0, len(z), step):
             _count(z[at : at + step], labels[at : at + step], known, levels, plain, change)
     sums = plain[None, :, None] + np.concatenate([np.zeros_like(change[:, :, :1]), change.cumsum(axis=2)], axis=2)
