@@ -57,8 +57,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "ZLPR": {"mapping": "zlpr"},
 }
 # a kind, its values of C, and what is tuned
-TRIED: tuple[tuple[str, tuple[float, ...], str], ...] = (
-    ("sets", (1.0, 0.3, 0.1), "auto"),
+TRIED: tuple[tuple[str, tuple[float | str, ...], str], ...] = (
+    ("sets", ("cv", 1.0, 0.3, 0.1), "auto"),
     ("sets", (0.3,), "f1_micro"),
     ("sets", (0.3,), "accuracy"),
     ("sigmoid", (1.0, 0.3, 0.1), "f1_micro"),
@@ -69,7 +69,7 @@ TRIED: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("ZLPR", (0.3,), "f1_micro"),
 )
 CONTENDERS: dict[str, dict[str, Any]] = {
-    f"{kind}, C = {C:g}, {scoring}": {**KINDS[kind], "C": C, "scoring": scoring}
+    f"{kind}, C = {C}, {scoring}": {**KINDS[kind], "C": C, "scoring": scoring}
     for kind, penalties, scoring in TRIED
     for C in penalties
 }

@@ -121,7 +121,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
-    _usual_c: ClassVar[float] = 1.0  # the default C, for which l2 or penalty=None can be given
+    _usual_c: ClassVar[float | str] = 1.0  # the default C, for which l2 or penalty=None can be given
     mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have no map
 
     def __init__(
@@ -189,7 +189,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return mapping_of(self.mapping, self.alpha)
 
     def _check_training(self) -> None:
-        number_of("C", self.C, "a positive number, or inf for no penalty", zero=False)
+        if self._usual_c != self.C:
+            number_of("C", self.C, "a positive number, or inf for no penalty", zero=False)
         if self.l2 is not None:
             number_of("l2", self.l2, "a number from 0, or None to use C")
             if self._usual_c != self.C:
@@ -266,7 +267,11 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         """The l2 of the mean objective for rows of this total weight."""
         if self.penalty is None:
             return 0.0
-        return float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * weight)
+        return float(self.l2) if self.l2 is not None else 1.0 / (self._strength() * weight)
+
+    def _strength(self) -> float:
+        """C as a number."""
+        return float(self.C)
 
     def _descend(
         self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, near: np.ndarray | None = None

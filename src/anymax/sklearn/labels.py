@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1 << 15  # scores whose ranks are computed at a time
+_PENALTY, _PENALTIES = 0.3, (0.1, 0.3, 1.0)
 _FOLD = 10  # the tolerance of a fold, in that of the fit, where labels are trained apart
 _LAST = 1000  # rows whose predictions `partial_fit` remembers
 
@@ -42,26 +43,32 @@ _LAST = 1000  # rows whose predictions `partial_fit` remembers
 class MultiLabelMappingClassifier(MappingClassifier):
     """A linear classifier that predicts a set of labels for each row.
 
-    Use it for rows that may have several labels, or none. The target of a row is the uniform distribution over its labels,
-    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A row without labels belongs to an extra class
-    "none", whose score is 0; if "none" is the most probable class, the empty set is predicted. Otherwise a label is predicted if its
-    probability is above 0, or above a threshold; the scale of the scores or the threshold is tuned by cross-validation. Martins and
-    Astudillo 2016, section 4.2. (If y holds one class per row, it works as `MappingClassifier`.)
+    Use it for rows that may have several labels, or none. By default each label has a logistic regression of its own, and the sets of
+    the training rows are known: a known set replaces the labels above a threshold if it is worth about as much. With a map, the target
+    of a row is the uniform distribution over its labels, `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A
+    row without labels belongs to an extra class "none", whose score is 0; if "none" is the most probable class, the empty set is
+    predicted. Otherwise a label is predicted if its probability is above 0, or above a threshold; the scale of the scores or the
+    threshold is tuned by cross-validation. Martins and Astudillo 2016, section 4.2. (If y holds one class per row, it works as
+    `MappingClassifier`.)
 
     Parameters
     ----------
     alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
         As in `MappingClassifier`.
-    C : float, default=0.3
-        The weight of the loss relative to the penalty.
+    C : float or "cv", default="cv"
+        The weight of the loss relative to the penalty. "cv" is 0.3; if the decision is "sets", it is tuned among 0.1, 0.3 and 1.
     penalty, n_jobs, smoothing : as in `MappingClassifier`
         The class weight of a row is the mean of its labels' weights. Smoothing changes `predict_proba`, but no predicted set.
-    mapping : str or Mapping, default="entmax15"
+    mapping : str or Mapping, default="auto"
         A map or its name, or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
-        for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
-    decision : {"auto", "support", "threshold"}, default="auto"
-        "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`;
-        "auto": "support" for a sparse map.
+        for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022. "auto" is "sigmoid", or
+        "entmax15" if y holds one class per row, or you give decision="support", a `scale` or none=True.
+    decision : {"auto", "support", "threshold", "sets"}, default="auto"
+        "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`. "sets", for
+        "sigmoid": the labels above the threshold, or a set that a training row has. A set is worth the sum of its labels' scores
+        over the threshold, and it may count how much more often it occurs than by chance; the best set is taken if it is worth at most
+        a slack less than the labels above the threshold. "auto": "support" for a sparse map; "sets" if `mapping`, `threshold`, `grid` and
+        `scoring` are left as they are, but not in `partial_fit`; else "threshold".
     threshold : float or "cv", default="cv"
         "cv" tunes it by cross-validation on the training rows, over all thresholds that change a decision.
     scale : float or "cv", default="cv"
@@ -71,8 +78,9 @@ class MultiLabelMappingClassifier(MappingClassifier):
         row has no label, and always in `partial_fit`. Without it, rows without labels are left out.
     grid : sequence of numbers, default=None
         The values that "cv" tries, instead of all that change a decision.
-    scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"} or callable(y_true, y_pred), default="f1_micro"
-        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "accuracy" is the share of rows whose
+    scoring : {"auto", "f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"} or callable(y_true, y_pred), default="auto"
+        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "auto" is "f1_micro", and for the
+        decision "sets" micro-F1 plus a third of "accuracy"; that decision also takes these two. "accuracy" is the share of rows whose
         set is exactly right. "f1_of_means" is the harmonic mean of the labels' mean precision and mean recall, the "macro-F1" of Martins
         and Astudillo. A function is tried at 200 values at most.
     cv : int or splitter, default=3
@@ -83,13 +91,17 @@ class MultiLabelMappingClassifier(MappingClassifier):
     Attributes
     ----------
     decision_ : str
-        "support" or "threshold"; "argmax" if y held one class per row.
+        "support", "threshold" or "sets"; "argmax" if y held one class per row.
     threshold_ : float
-        The threshold, if the decision is "threshold".
+        The threshold, if the decision is "threshold" or "sets".
+    rule_ : object
+        Threshold, lift, slack and known sets, if the decision is "sets".
     scale_ : float
         The scale, if the decision is "support".
     none_ : bool
         Whether there is a class "none".
+    C_ : float
+        The number that C is, or was tuned to.
     cv_results_ : dict
         About 200 of the values that "cv" tried, with the best one, and the score of each.
     And those of `MappingClassifier`
@@ -100,13 +112,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
     >>> import numpy as np
     >>> X = np.repeat(np.eye(3), 8, axis=0)
     >>> Y = (X @ [[1, 0, 0], [1, 1, 0], [0, 1, 1]]).astype(int)
-    >>> MultiLabelMappingClassifier("sparsemax", C=10).fit(X, Y).predict(np.eye(3))
+    >>> MultiLabelMappingClassifier(C=10).fit(X, Y).predict(np.eye(3))
     array([[1, 0, 0],
            [1, 1, 0],
            [0, 1, 1]])
     """
 
-    _usual_c = 0.3
+    _usual_c = "cv"
+    C_: float
     decision_: str
     threshold_: float
     scale_: float
@@ -115,10 +128,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def __init__(
         self,
-        mapping: str | Mapping = "entmax15",
+        mapping: str | Mapping = "auto",
         *,
         alpha: float | None = None,
-        C: float = 0.3,
+        C: float | Literal["cv"] = "cv",
         l2: float | None = None,
         tol: float = 1e-4,
         max_iter: int = 1000,
@@ -176,11 +189,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
         weights = self._label_row_weights(rows, labels, sample_weight)
         labelled = np.diff(labels.indptr) > 0
         self.none_ = self._has_none(not labelled.all())
-        if self._has_map:
-            if not labelled.any():
-                raise ValueError("y has no label in any row; at least one row must have one")
-            if not (labelled.all() or self.none_):
-                rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
+        if (self._has_map or self._is_auto) and not labelled.any():
+            raise ValueError("y has no label in any row; at least one row must have one")
+        if self._has_map and not (labelled.all() or self.none_):
+            rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
         self.decision_ = self._decision()
         features = self._features(rows, labels, weights)
         near = self._tune(rows, labels, weights, features)
@@ -193,6 +205,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def _one_a_row(self, target: Any) -> bool:
         one = one_a_row(target)
+        if one and self._is_auto:
+            self.mapping_ = mapping_of("entmax15", None)
         if one and not self._has_map:
             raise ValueError(
                 f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class per row"
@@ -217,7 +231,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
             raise ValueError(
                 f"none={self.none!r}: expected True, False or 'auto', which is True where a row has no label"
             )
-        mapping = mapping_of(self.mapping, self.alpha, NO_MAP)
+        self.C_ = _PENALTY if self.C == "cv" else float(self.C)
+        mapping = mapping_of(self._usual() if self._is_auto else self.mapping, self.alpha, NO_MAP)
         if self.none is True and not isinstance(mapping, Mapping):
             raise ValueError(f"none=True: {self.mapping!r} predicts the empty set as it is; leave none='auto'")
         if self.decision == "support" and not (isinstance(mapping, Mapping) and mapping.facts.sparse):
@@ -231,6 +246,18 @@ class MultiLabelMappingClassifier(MappingClassifier):
                 f"decision='sets' with scoring={self.scoring!r}: expected {', '.join(map(repr, WEIGHTS))}; use decision='threshold'"
             )
         return mapping
+
+    def _strength(self) -> float:
+        return self.C_
+
+    @property
+    def _is_auto(self) -> bool:
+        return isinstance(self.mapping, str) and self.mapping == "auto"
+
+    def _usual(self) -> str:
+        """The map, or "sigmoid", that "auto" stands for; options that only a sparse map has choose one."""
+        sparse_map = self.decision == "support" or self.scale != "cv" or self.none is True
+        return "entmax15" if sparse_map else "sigmoid"
 
     @property
     def _has_map(self) -> bool:
@@ -246,8 +273,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
             return self.decision
         if self._has_map and self.mapping_.facts.sparse:
             return "support"
-        plain = self.threshold == "cv" and self.grid is None and self.scoring == "auto"
-        return "sets" if self.mapping_ == "sigmoid" and plain else "threshold"
+        plain = self._is_auto and self.threshold == "cv" and self.grid is None and self.scoring == "auto"
+        return "sets" if plain else "threshold"
 
     def _has_none(self, wanted: bool) -> bool:
         return self._has_map and bool(wanted if self.none == "auto" else self.none)
@@ -296,59 +323,75 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self.decision_ != "sets" and self._take_given_level():
             return None
         to_try = self._levels_to_try()
-        near, scores, known = 0.0, [], []
-        most = labels.shape[1] * X.shape[1]  # with these the sets cost less than the fits
         splits = [tuple(map(np.sort, split)) for split in self._splits(X, len(weights))]
+        if self.decision_ == "sets":
+            return self._tune_sets(X, labels, weights, features, splits, to_try)
+        near, ranks = 0.0, []
         for train, test in splits:
             z, w = self._fold(X, labels, weights, train, test, features)
             near = near + w / len(splits)
-            scores.append(z if self.decision_ == "sets" else self._ranks(z))
-            if self.decision_ == "sets":
-                known.append(KnownSets(labels[train], most))
-        if self.decision_ == "sets":
-            self._choose_sets(labels, scores, [test for _, test in splits], [*known, KnownSets(labels, most)], to_try)
-        else:
-            truth = np.concatenate([labels[test].astype(np.bool_).toarray() for _, test in splits])
-            ranks = np.concatenate(scores)
-            scores.clear()
-            self._choose(ranks, truth, to_try)
+            ranks.append(self._ranks(z))
+        truth = np.concatenate([labels[test].astype(np.bool_).toarray() for _, test in splits])
+        of_all = np.concatenate(ranks)
+        ranks.clear()
+        self._choose(of_all, truth, to_try)
         return near
 
-    def _choose_sets(
+    def _tune_sets(
         self,
+        X: Any,
         labels: Any,
-        scores: list[np.ndarray],
-        tests: list[np.ndarray],
-        known: list[KnownSets],
+        weights: np.ndarray,
+        features: Features | None,
+        splits: list[Any],
         to_try: list[float] | None,
-    ) -> None:
-        """Set `threshold_` and the rule; the last of `known` are the sets of all rows."""
+    ) -> np.ndarray:
+        """Set C_, the threshold and the rule; return the mean W of the folds."""
+        most = labels.shape[1] * X.shape[1]  # with these the sets cost less than the fits
+        known = [KnownSets(labels[train], most) for train, _ in splits]
+        of_all, count = KnownSets(labels, most), np.diff(labels.indptr)
+        wanted = sum(int(count[test].sum()) for _, test in splits)
         if self.threshold != "cv":
             to_try = [float(self.threshold)]
-        if to_try is None:
-            levels = thresholds(scores, sum(int(np.diff(labels.indptr)[test].sum()) for test in tests))
-        else:
-            levels = np.array([score_of(p) for p in to_try])
-        folds = ((z, labels[test], sets) for z, test, sets in zip(scores, tests, known))
-        found, best_of = tuned(folds, levels, self.scoring)
-        self.rule_ = SetRule(known[-1], *found)
-        self.threshold_ = probability(found[0])
-        self.cv_results_ = {"threshold": np.array([probability(level) for level in levels]), "score": best_of}
+        fixed = self.C != "cv" or self.l2 is not None or self.penalty is None
+        top, chosen, found_near = -np.inf, self.C_, 0.0
+        w: list[Any] = [None] * len(splits)
+        for penalty in (self.C_,) if fixed else _PENALTIES:
+            self.C_ = penalty
+            scores = []
+            for i, (train, test) in enumerate(splits):
+                z, w[i] = self._fold(X, labels, weights, train, test, features, w[i])
+                scores.append(z.astype(np.float32))
+            levels = np.array([score_of(p) for p in to_try]) if to_try else thresholds(scores, wanted)
+            folds = ((z, labels[test], sets) for z, (_, test), sets in zip(scores, splits, known))
+            rule, best_of = tuned(folds, levels, self.scoring)
+            if best_of.max() > top:
+                top, chosen, found_near = best_of.max(), self.C_, np.mean(w, axis=0)
+                self.rule_, self.threshold_ = SetRule(of_all, *rule), probability(rule[0])
+                self.cv_results_ = {"threshold": np.array([probability(level) for level in levels]), "score": best_of}
+        self.C_ = chosen
+        return found_near
 
     def _fold(
-        self, X: Any, labels: Any, weights: np.ndarray, train: np.ndarray, test: np.ndarray, features: Features | None
+        self,
+        X: Any,
+        labels: Any,
+        weights: np.ndarray,
+        train: np.ndarray,
+        test: np.ndarray,
+        features: Features | None,
+        near: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The scores of the rows that test a model of those that train it, and its W."""
         tol = self.tol if features is None else _FOLD * self.tol
         part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0, "tol": tol})
-        part.mapping_, part.none_ = self.mapping_, self.none_
+        part.mapping_, part.none_, part.C_ = self.mapping_, self.none_, self.C_
         with warnings.catch_warnings():  # only the final fit, on all rows, warns
             warnings.simplefilter("ignore", ConvergenceWarning)
             some = labels[train] if features is None else labels[train].tocsc()
-            part._fit_labels(only(X, train), some, weights[train], None, features)
+            part._fit_labels(only(X, train), some, weights[train], near, features)
         z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
-        w = np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
-        return z.astype(np.float32) if self.decision_ == "sets" else z, w
+        return z, np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
 
     def _splits(self, X: Any, n: int) -> Iterable[Any]:
         """Pairs of rows that train and rows that test."""
@@ -433,7 +476,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
             )
         if first:
             self.classes_, self.none_ = np.arange(labels.shape[1]), self._has_none(True)
+        if self.decision == "sets":
+            raise ValueError(
+                "decision='sets' looks at all rows at once, which partial_fit never sees; use decision='threshold'"
+            )
         self.indicator_, self.decision_ = "sparse" if sparse.issparse(target) else "dense", self._decision()
+        if self.decision_ == "sets":
+            self.decision_ = "threshold"
         self._no_balance()
         weights = self._label_row_weights(rows, labels, sample_weight)
         if self._has_map and not self.none_:
