@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1 << 15  # scores whose ranks are computed at a time
-_PENALTY, _PENALTIES = 0.3, (0.1, 0.3, 1.0)
+_PENALTY, _PENALTIES = 0.3, (0.3, 1.0)
 _FOLD = 10  # the tolerance of a fold, in that of the fit, where labels are trained apart
 _LAST = 1000  # rows whose predictions `partial_fit` remembers
 
@@ -56,7 +56,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
     alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
         As in `MappingClassifier`.
     C : float or "cv", default="cv"
-        The weight of the loss relative to the penalty. "cv" is 0.3; if the decision is "sets", it is tuned among 0.1, 0.3 and 1.
+        The weight of the loss relative to the penalty. "cv" is 0.3; if the decision is "sets", it is 0.3 or 1, whichever tunes better.
     penalty, n_jobs, smoothing : as in `MappingClassifier`
         The class weight of a row is the mean of its labels' weights. Smoothing changes `predict_proba`, but no predicted set.
     mapping : str or Mapping, default="auto"
