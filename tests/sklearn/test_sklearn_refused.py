@@ -78,8 +78,16 @@ CONFORMAL = [
 # (options, y or None for labels as they should be, words)
 LABELS = [
     ({"decision": "top"}, None, "decision='top': expected 'auto', 'support', 'threshold' or 'sets'"),
-    ({"mapping": "softmax", "decision": "sets"}, None, "decision='sets' with mapping='softmax': it needs mapping='sigmoid'"),
-    ({"decision": "sets", "scoring": "f1_macro"}, None, "expected 'auto', 'f1_micro', 'accuracy'; use decision='threshold'"),
+    (
+        {"mapping": "softmax", "decision": "sets"},
+        None,
+        "decision='sets' with mapping='softmax': it needs mapping='sigmoid'",
+    ),
+    (
+        {"decision": "sets", "scoring": "f1_macro"},
+        None,
+        "expected 'auto', 'f1_micro', 'accuracy'; use decision='threshold'",
+    ),
     ({"mapping": "softmax", "decision": "support"}, None, "is never 0; use decision='threshold' or a sparse map"),
     ({"threshold": -0.1}, None, "a number from 0, or 'cv' to tune it"),
     ({"scale": 0}, None, "a positive number, or 'cv'"),

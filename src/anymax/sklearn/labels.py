@@ -326,7 +326,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         splits = [tuple(map(np.sort, split)) for split in self._splits(X, len(weights))]
         if self.decision_ == "sets":
             return self._tune_sets(X, labels, weights, features, splits, to_try)
-        near, ranks = 0.0, []
+        near, ranks = np.zeros(()), []
         for train, test in splits:
             z, w = self._fold(X, labels, weights, train, test, features)
             near = near + w / len(splits)
@@ -354,7 +354,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self.threshold != "cv":
             to_try = [float(self.threshold)]
         fixed = self.C != "cv" or self.l2 is not None or self.penalty is None
-        top, chosen, found_near = -np.inf, self.C_, 0.0
+        top, chosen, found_near = -np.inf, self.C_, np.zeros(())
         w: list[Any] = [None] * len(splits)
         for penalty in (self.C_,) if fixed else _PENALTIES:
             self.C_ = penalty
@@ -362,9 +362,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
             for i, (train, test) in enumerate(splits):
                 z, w[i] = self._fold(X, labels, weights, train, test, features, w[i])
                 scores.append(z.astype(np.float32))
+                del z  # before the next fit
             levels = np.array([score_of(p) for p in to_try]) if to_try else thresholds(scores, wanted)
-            folds = ((z, labels[test], sets) for z, (_, test), sets in zip(scores, splits, known))
-            rule, best_of = tuned(folds, levels, self.scoring)
+            tests = (labels[test] for _, test in splits)
+            rule, best_of = tuned(zip(scores, tests, known), levels, WEIGHTS[str(self.scoring)])
+            del scores, tests
             if best_of.max() > top:
                 top, chosen, found_near = best_of.max(), self.C_, np.mean(w, axis=0)
                 self.rule_, self.threshold_ = SetRule(of_all, *rule), probability(rule[0])

@@ -20,7 +20,7 @@ _MOST = 2048  # the known sets; beyond, the commonest
 _LIFTS = (0.0, 0.5)
 _SLACKS = np.linspace(-10.0, 20.0, 61)
 _THRESHOLDS = 16
-_BLOCK, _CHUNK = 1 << 17, 1 << 16  # numbers computed at a time: for each set, and for each size or label
+_BLOCK, _CHUNK = 1 << 16, 1 << 15  # numbers computed at a time: for each set, and for each size or label
 _SAMPLE = 1 << 17  # scores among which thresholds are looked for
 
 
@@ -92,7 +92,7 @@ def thresholds(parts: list[np.ndarray], wanted: int) -> np.ndarray:
 
 
 def tuned(
-    folds: Iterable[tuple[np.ndarray, Any, KnownSets]], levels: np.ndarray, scoring: str
+    folds: Iterable[tuple[np.ndarray, Any, KnownSets]], levels: np.ndarray, score_weights: tuple[float, float]
 ) -> tuple[tuple[float, float, float], np.ndarray]:
     """Threshold, lift and slack with the best score, and the best score of each threshold; of a fold: scores, labels, known sets."""
     # sums over rows of (right labels, chosen labels, equal sets): of the labels above a threshold, and what sets with a slack change
@@ -106,7 +106,7 @@ def tuned(
         for at in range(0, len(z), step):
             _count(z[at : at + step], labels[at : at + step], known, levels, plain, change)
     sums = plain[None, :, None] + np.concatenate([np.zeros_like(change[:, :, :1]), change.cumsum(axis=2)], axis=2)
-    micro, equal = WEIGHTS[scoring]
+    micro, equal = score_weights  # of micro-F1 and of equal sets
     score = micro * 2 * sums[..., 0] / np.maximum(sums[..., 1] + wanted_of_all, 1) + equal * sums[..., 2] / rows_of_all
     lift, level, slack = np.unravel_index(int(score.argmax()), score.shape)
     slacks = np.r_[-np.inf, _SLACKS, np.inf]
@@ -140,7 +140,7 @@ def _count(
 
 
 def probability(level: float) -> float:
-    return float(sigmoid(np.float64(level)))
+    return float(sigmoid(np.asarray(level)))
 
 
 def score_of(probability: float) -> float:
