@@ -154,10 +154,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            mapping, alpha=alpha, C=C, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
+            mapping, alpha=alpha, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
             class_weight=class_weight, solver=solver, warm_start=warm_start, verbose=verbose, random_state=random_state,
             penalty=penalty, n_jobs=n_jobs, smoothing=smoothing,
         )  # fmt: skip
+        self.C = C
         self.decision = decision
         self.threshold = threshold
         self.scale = scale

@@ -88,7 +88,7 @@ def thresholds(parts: list[np.ndarray], wanted: int) -> np.ndarray:
     counts = np.geomspace(max(0.4 * wanted, 1.0), max(min(3.0 * wanted, len(z)), 1.0), _THRESHOLDS)
     counts = np.unique(np.minimum(counts.astype(int), len(z)) - 1)
     z.partition(counts)
-    return np.unique(np.r_[-z[counts], 0.0])
+    return np.unique(np.append(-z[counts].astype(np.float64), 0.0))
 
 
 def tuned(
