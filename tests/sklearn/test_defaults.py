@@ -85,6 +85,30 @@ def test_the_default_is_what_the_rule_says():
     assert report == label_defaults.RESULT.read_text(encoding="utf-8").split("`python")[0]
 
 
+def test_what_the_page_says_of_the_sets_that_judge():
+    """docs/sklearn_defaults.md and docs/sklearn.md."""
+    parts = label_defaults.load(label_defaults.FIGURES)
+    of, winner = parts["judging"], label_defaults.choice(parts["choosing"])
+    one_by_one = (winner, label_defaults.BEFORE, label_defaults.SIGMOID, label_defaults.LOGISTIC)
+    assert (len(parts["choosing"][winner]), [name.split()[0] for name in of[winner]]) == (
+        12,
+        list(label_defaults.JUDGING),
+    )
+    short = label_defaults.shortfalls(of, winner)
+    np.testing.assert_allclose(short, [[0, 1.9], [0.6, 0], [0, 0], [0.2, 0]], atol=0.051)
+    shorts = [label_defaults.shortfalls(of, name).mean() for name in one_by_one]
+    np.testing.assert_allclose(shorts, [0.3, 2.7, 0.7, 3.1], atol=0.051)
+    default, before, sigmoid, logistic = (np.array(list(of[name].values())) for name in one_by_one)
+    ahead = (default - np.maximum(sigmoid, logistic))[:, label_defaults.BARRED]
+    assert ahead.max() == pytest.approx(2.3, abs=0.051)
+    np.testing.assert_allclose((default - before).mean(axis=0)[:3], [3.8, 1.8, 2.5], atol=0.051)
+    np.testing.assert_allclose((default - sigmoid).mean(axis=0)[[0, 2]], [0.0, 2.4], atol=0.051)
+    np.testing.assert_allclose((default - logistic).mean(axis=0)[[0, 2]], [6.1, 0.9], atol=0.051)
+    seconds = default[:, -1].sum() / np.array([table[:, -1].sum() for table in (before, sigmoid, logistic)])
+    np.testing.assert_allclose(seconds, [0.6, 1.5, 0.6], atol=0.051)
+    assert (default / logistic)[:, -1].max() == pytest.approx(1.4, abs=0.05)
+
+
 def test_no_set_chooses_and_judges():
     assert not set(label_defaults.JUDGING) & set(label_defaults.CHOOSING)
 
