@@ -138,7 +138,8 @@ class _Some:
         self.g_of.append(y)
         self.rho.append(np.where(along > 0, 1 / np.where(along > 0, along, 1), 0).astype(s.dtype))
         if len(self.s) > _MEMORY:
-            self.s.pop(0), self.g_of.pop(0), self.rho.pop(0)
+            for oldest in (self.s, self.g_of, self.rho):
+                oldest.pop(0)
 
     def search(
         self,

@@ -300,6 +300,27 @@ class ZlprLoss:
         return out
 
 
+class LossOfSomeRows:
+    """The loss of the rows that are True in `counted`; the other rows have the loss 0."""
+
+    def __init__(self, counted: np.ndarray, loss: Loss) -> None:
+        self.counted, self.loss = counted, loss
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, part = self.loss(z[self.counted])
+        residual = np.zeros_like(z)
+        residual[self.counted] = part
+        return value, residual
+
+    def curvature(self, z: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(z)
+        out[self.counted] = self.loss.curvature(z[self.counted])
+        return out
+
+    def of_rows(self, rows: slice) -> None:
+        return None
+
+
 def _pull_log(mapping: Mapping, z: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The gradient of `-<y, log p(z)>` by z."""
     p = apply(mapping, z)
