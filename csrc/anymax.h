@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 12
+#define ANYMAX_ABI 13
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -227,6 +227,9 @@ typedef struct {
     double *log_p;        /* [rows, draws]: log p of each, or NULL */
     double *entropy;      /* [rows]: of the probabilities, or NULL */
     double *tau;          /* [rows]: thresholds of what is left, logsumexp for softmax, or NULL */
+    int32_t *listed;      /* [rows, n], or NULL: each row begins with the classes that could be drawn, in order; where these are
+                             all n, nothing is written */
+    int64_t *counts;      /* [rows]: how many they are */
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
 

@@ -1490,17 +1490,22 @@ void decoded(Random &random, const std::string &isa) {
     c.steps = steps.data(), c.count = (int64_t)steps.size(), c.x = x.data, c.u = (const double *)u.data;
     snprintf(words + strlen(words), sizeof words - strlen(words), "; %ld steps by %s, %s: %ld rows of %ld", (long)c.count,
              isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
-    Block keep, index, log_p;
+    Block keep, index, log_p, listed, counts;
     for (int turn = 0; turn < 2; turn++) {
-        Block k, i, l;
+        Block k, i, l, classes, sizes;
         k.make(c.rows * c.n, 7), i.make(c.rows * c.draws * 8, 0x5a), l.make(c.rows * c.draws * 8, 0x5a);
+        classes.make(c.rows * c.n * 4, 0x5a), sizes.make(c.rows * 8, 0x5a);
         c.keep = (uint8_t *)k.data, c.index = (int64_t *)i.data, c.log_p = (double *)l.data, c.pool = turn ? 0 : -1;
+        c.listed = (int32_t *)classes.data, c.counts = (int64_t *)sizes.data;
         anymax_set_num_threads(turn ? (int)(1 + random.below(4)) : 1);
         calls++;
         if (const int code = anymax_decode(&c)) fail("the draw was refused: %s", anymax_error(code));
         if (turn && (!keep.is(k.copy()) || !index.is(i.copy()) || !log_p.is(l.copy())))
             fail("the work was shared out, and the draws differ");
+        if (turn && (!listed.is(classes.copy()) || !counts.is(sizes.copy())))
+            fail("the work was shared out, and the supports differ");
         if (!turn) keep = std::move(k), index = std::move(i), log_p = std::move(l);
+        if (!turn) listed = std::move(classes), counts = std::move(sizes);
     }
     for (int64_t r = 0; r < c.rows; r++) {
         int64_t left = 0, live = 0;
@@ -1513,6 +1518,12 @@ void decoded(Random &random, const std::string &isa) {
         }
         if (r != lost && (live ? left < 1 : left)) fail("row %ld of %ld classes has %ld left", (long)r, (long)live, (long)left);
         if (r != lost && left > most) fail("row %ld has %ld left, and not at most %ld", (long)r, (long)left, (long)most);
+        const int32_t *const support = (const int32_t *)listed.data + r * c.n;
+        const int64_t size = ((int64_t *)counts.data)[r];
+        if (size < 0 || size > left || ((r == lost || !live) && size)) fail("row %ld lists %ld classes", (long)r, (long)size);
+        for (int64_t k = 0; k < size && size < c.n; k++)
+            if (support[k] < 0 || support[k] >= c.n || keep.data[r * c.n + support[k]] != 1 || (k && support[k - 1] >= support[k]))
+                fail("row %ld lists the class %ld", (long)r, (long)support[k]);
         for (int64_t d = r * c.draws; d < (r + 1) * c.draws; d++) {
             const int64_t drawn = ((int64_t *)index.data)[d];
             const double log_of = ((double *)log_p.data)[d];
@@ -1522,6 +1533,8 @@ void decoded(Random &random, const std::string &isa) {
             }
             if (drawn < 0 || drawn >= c.n || keep.data[r * c.n + drawn] != 1)
                 fail("row %ld: the class %ld is not left, and was drawn", (long)r, (long)drawn);
+            if (size < c.n && !std::binary_search(support, support + size, (int32_t)drawn))
+                fail("row %ld: the class %ld is not listed, and was drawn", (long)r, (long)drawn);
             if (!(log_of <= 1e-6) || log_of == -INF) fail("row %ld: log p %g", (long)r, log_of);
         }
     }

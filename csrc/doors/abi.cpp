@@ -275,10 +275,10 @@ static int check(const anymax_decode_call *call) {
         return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;
-    if (!call->x || (call->count && !call->steps) ||
+    if (!call->x || (call->count && !call->steps) || (call->listed && !call->counts) ||
         (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index)))
         return ANYMAX_BAD_POINTER;
-    if (call->left == call->x && (call->draws || call->entropy || call->tau || call->stride != call->n))
+    if (call->left == call->x && (call->draws || call->entropy || call->tau || call->listed || call->stride != call->n))
         return ANYMAX_BAD_POINTER;
     for (int64_t k = 0; k < call->count; k++) {
         if (!is_step(call->steps[k].kind) || call->steps[k].least < 0) return ANYMAX_BAD_CALL;

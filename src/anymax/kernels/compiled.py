@@ -99,9 +99,9 @@ class Compiled(Protocol):
 
     def decode(
         self, mapping: Map, x: Array, steps: np.ndarray, values: np.ndarray | None, keep: Any, u: Any, index: Any, log_p: Any,
-        entropy: Any, left: Any, tau: Any, /,
-    ) -> bool | None:  # fmt: skip
-        """Writes those from `keep` on that are not None, as `decode.run` has them."""
+        entropy: Any, left: Any, tau: Any, support: bool, /,
+    ) -> Any:  # fmt: skip
+        """Writes those from `keep` on that are not None, as `decode.Decoded` has them, and returns its `support` if that is asked for."""
         ...
 
     def segments(

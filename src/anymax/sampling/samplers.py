@@ -60,11 +60,11 @@ from .results import (
     Invalid,
     Sample,
     SampleOptions,
+    Support,
     check_invalid,
     support_of,
     validated,
 )
-from .supports import with_support
 
 
 @overload
@@ -423,11 +423,9 @@ def _in_one_pass(
     """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
     every = tuple(step for step, _ in read.steps)
-    u, listed = uniforms(cut, size, generator, xp), None
-    if support:
-        drawn, listed = with_support(read, mapping, upcast(cut, xp), u, log_prob)
-    else:
-        drawn = read.engine.decode(mapping, cut, every, u=u, log_p=log_prob)
+    u = uniforms(cut, size, generator, xp)
+    drawn = read.engine.decode(mapping, cut, every, u=u, log_p=log_prob, support=support)
+    listed = Support(*drawn.support) if support else None
     if not log_prob:
         return Sample(drawn.index, support=listed)
     without_cuts = tuple(step for step, truncates in read.steps if not truncates)
