@@ -306,6 +306,15 @@ typedef struct {
 } anymax_tabled_call;
 ANYMAX_API int anymax_tabled(const anymax_tabled_call *call);
 
+/* Gumbel noise from pairs of numbers in [0, 1): out[i] = -log(-log(1 - u)), u = pairs[2 i] + 2^-24 pairs[2 i + 1], at least
+   2^-48 and at most 1 - 2^-24. */
+ANYMAX_API int anymax_gumbel(const float *pairs, float *out, int64_t count);
+
+/* `count` floats in [0, 1) of the 24 lowest bits of the numbers of a Mersenne twister (MT19937), which goes on: its words, each
+   as 64 bits, the place of the next one, and how many are left, one more than there are (1: none), as torch keeps them. */
+enum { ANYMAX_TWISTER_WORDS = 624 };
+ANYMAX_API int anymax_twister(int64_t *words, int64_t *next, int64_t *left, float *out, int64_t count);
+
 ANYMAX_API const char *anymax_error(int code);
 
 /* The instruction set in use ("avx512", "avx2", "neon", "simd128", "baseline"), and all that this library and machine have,

@@ -25,6 +25,7 @@
 #include <deque>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -1522,7 +1523,8 @@ void decoded(Random &random, const std::string &isa) {
         const int64_t size = ((int64_t *)counts.data)[r];
         if (size < 0 || size > left || ((r == lost || !live) && size)) fail("row %ld lists %ld classes", (long)r, (long)size);
         for (int64_t k = 0; k < size && size < c.n; k++)
-            if (support[k] < 0 || support[k] >= c.n || keep.data[r * c.n + support[k]] != 1 || (k && support[k - 1] >= support[k]))
+            if (support[k] < 0 || support[k] >= c.n || keep.data[r * c.n + support[k]] != 1 ||
+                (k && support[k - 1] >= support[k]))
                 fail("row %ld lists the class %ld", (long)r, (long)support[k]);
         for (int64_t d = r * c.draws; d < (r + 1) * c.draws; d++) {
             const int64_t drawn = ((int64_t *)index.data)[d];
@@ -1722,6 +1724,7 @@ void ordered(Random &random, const std::string &isa) {
     memset(&c, 0, sizeof c);
     c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.rows = random.below(6),
     c.n = 1 + random.below(random.chance(0.1) ? 5000 : 300);
+    if (random.chance(0.005)) c.rows = 1, c.n = SHARED_ROW + random.below(PIECE);
     c.sorted = random.chance(0.5), c.descending = random.chance(0.5), c.kl = random.chance(0.5),
     c.strength = pow(10.0, random.real(-3.0, 2.0));
     const int64_t rows = c.rows, n = c.n, lost = rows && random.chance(0.2) ? random.below(rows) : -1;
@@ -2014,6 +2017,33 @@ void indexed(Random &random) {
     if (ptr != bounds) fail("the bounds of %ld segments are wrong", (long)segments);
 }
 
+// A twister is that of the standard library, however its numbers are asked for; and what becomes of them is Gumbel noise.
+void noises(Random &random, const std::string &isa) {
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; noise by %s", isa.c_str());
+    const uint32_t seed = (uint32_t)random.below(1 << 30);
+    std::mt19937 theirs(seed);
+    int64_t state[ANYMAX_TWISTER_WORDS] = {seed}, next = 0, left = 1;
+    for (int64_t i = 1; i < ANYMAX_TWISTER_WORDS; i++)
+        state[i] = (uint32_t)(1812433253u * ((uint32_t)state[i - 1] ^ ((uint32_t)state[i - 1] >> 30)) + (uint32_t)i);
+    for (int turn = 0; turn < 4; turn++) {
+        const int64_t count = random.below(1500);
+        Block pairs, out;
+        pairs.make(2 * count * 4, 0x5a), out.make(count * 4, 0x5a);
+        calls += 2;
+        if (anymax_twister(state, &next, &left, (float *)pairs.data, 2 * count) ||
+            anymax_gumbel((const float *)pairs.data, (float *)out.data, count))
+            fail("noise was refused");
+        for (int64_t i = 0; i < 2 * count; i++)
+            if (((float *)pairs.data)[i] != (float)(theirs() & 0xffffff) * 0x1p-24f) fail("number %ld is another", (long)i);
+        for (int64_t i = 0; i < count; i++) {
+            const double u = ((float *)pairs.data)[2 * i] + 0x1p-24f * ((float *)pairs.data)[2 * i + 1],
+                         want = -log(-log1p(-std::min(std::max(u, 0x1p-48), 1.0 - 0x1p-24)));
+            if (!(fabs(((float *)out.data)[i] - want) <= 4e-7 * (1.0 + fabs(want))))
+                fail("noise %ld is %.9g, not %.9g", (long)i, ((float *)out.data)[i], want);
+        }
+    }
+}
+
 void one_case(uint64_t seed, const std::vector<std::string> &units) {
     Random random(seed);
     const std::string isa = units[(size_t)random.below((int64_t)units.size())];
@@ -2047,6 +2077,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     if (random.chance(0.1)) (random.chance(0.5) ? transported<float> : transported<double>)(random, isa);
     if (random.chance(0.2)) by_table(random, isa);
     if (random.chance(0.2)) indexed(random);
+    if (random.chance(0.02)) noises(random, isa);
     alarm(0);
     words[0] = 0;
 }

@@ -405,6 +405,26 @@ extern "C" int anymax_tabled(const anymax_tabled_call *call) {
                  [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end, nullptr); });
 }
 
+// -- noise ------------------------------------------------------------------------------------------
+
+extern "C" int anymax_gumbel(const float *pairs, float *out, int64_t count) {
+    if (!entry() || !entry()->unit->gumbel) return ANYMAX_BAD_CALL;
+    if (count < 0) return ANYMAX_BAD_SHAPE;
+    if (count && (!pairs || !out)) return ANYMAX_BAD_POINTER;
+    entry()->unit->gumbel(pairs, out, count);
+    return ANYMAX_OK;
+}
+
+extern "C" int anymax_twister(int64_t *words, int64_t *next, int64_t *left, float *out, int64_t count) {
+    if (!entry() || !entry()->unit->twister) return ANYMAX_BAD_CALL;
+    if (count < 0) return ANYMAX_BAD_SHAPE;
+    if (!words || !next || !left || (count && !out)) return ANYMAX_BAD_POINTER;
+    if (*next < 0 || *left < 1 || *left > ANYMAX_TWISTER_WORDS + 1 || *next > ANYMAX_TWISTER_WORDS + 1 - *left)
+        return ANYMAX_BAD_PARAM;
+    entry()->unit->twister(words, next, left, out, count);
+    return ANYMAX_OK;
+}
+
 extern "C" const char *anymax_error(int code) {
     switch (code) {
         case ANYMAX_OK: return "no error";

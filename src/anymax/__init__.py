@@ -48,6 +48,8 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, logit_gap, support
 from .kernels import choose, explain, use
+from .kernels.noise import noise_maker as _noise_maker
+from .kernels.noise import torch_uniform as _torch_uniform
 from .likelihood import log_prob, log_prob_entropy, topk_kl
 from .losses import (
     accuracy_loss,
@@ -169,6 +171,8 @@ providers.segments_unpadded = _segments_unpadded
 providers.layer_bridge = _layer_bridge
 providers.softmax_terms = likelihood.softmax_terms
 providers.softmax_divergence = likelihood.softmax_divergence
+providers.noise_maker = _noise_maker
+providers.torch_uniform = _torch_uniform
 providers.check()
 
 # these need a framework, matplotlib or scikit-learn

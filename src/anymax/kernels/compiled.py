@@ -104,6 +104,14 @@ class Compiled(Protocol):
         """Writes those from `keep` on that are not None, as `decode.Decoded` has them, and returns its `support` if that is asked for."""
         ...
 
+    def gumbel(self, pairs: Array, out: Array, /) -> bool | None:
+        """Writes `out`, as `noise.gumbel` has it."""
+        ...
+
+    def torch_uniform(self, generator: Any, out: Any, /) -> bool | None:
+        """Writes what torch.rand draws from its generator on a CPU to float32 `out`, and that its state goes on."""
+        ...
+
     def segments(
         self, link: Link, op: int, ptr: np.ndarray, order: np.ndarray | None, axis: int, x: Any, p: Any, g: Any, out: Any, index: Any,
         scale: Any, result: Any, saved: Any, slope: Any = None, /,

@@ -158,7 +158,7 @@ def perturb_argmax(
     n, size = rows.shape[-1], count_of(num_samples)
 
     def of_block(some: Array, added: Array) -> Array:
-        added = scale * xp.reshape(added, (*some.shape[:-1], size, n))
+        added = xp.reshape(added if scale == 1.0 else scale * added, (*some.shape[:-1], size, n))
         if all_finite(some, xp):
             return xp.argmax(xp.expand_dims(some, axis=-2) + added, axis=-1)
         y, keep, poisoned = finite_scores(some, xp)
