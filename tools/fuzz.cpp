@@ -32,6 +32,7 @@
 
 #include "doors/pool.h"
 #include "core/unit.h"
+#include "limits.hpp"
 #include "maps.hpp"
 #include "doors/xla_ffi_abi.h"
 

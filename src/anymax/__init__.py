@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import functional, likelihood, mappings, margins, transforms
+from . import functional, kernels, likelihood, mappings, margins, transforms
 from ._config import show_config
 from ._core import elsewhere
 from ._core.facts import Facts
@@ -48,8 +48,6 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, logit_gap, support
 from .kernels import choose, explain, use
-from .kernels.noise import noise_maker as _noise_maker
-from .kernels.noise import torch_uniform as _torch_uniform
 from .likelihood import log_prob, log_prob_entropy, topk_kl
 from .losses import (
     accuracy_loss,
@@ -171,8 +169,8 @@ providers.segments_unpadded = _segments_unpadded
 providers.layer_bridge = _layer_bridge
 providers.softmax_terms = likelihood.softmax_terms
 providers.softmax_divergence = likelihood.softmax_divergence
-providers.noise_maker = _noise_maker
-providers.torch_uniform = _torch_uniform
+providers.noise_maker = kernels.noise_maker
+providers.torch_uniform = kernels.torch_uniform
 providers.check()
 
 # these need a framework, matplotlib or scikit-learn
