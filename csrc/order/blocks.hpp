@@ -124,6 +124,11 @@ struct OrderCall {
     // each(block) for every block, then places(block, a, b) for those parts of blocks that lie in a part of the row.
     template <class F, class G>
     void in_blocks(Block *block, int64_t count, F each, G places) const {
+        if (!team) {
+            for (int64_t k = 0; k < count; k++)
+                each(block[k], block[k + 1].start), places(block[k], block[k + 1].start, block[k].start, block[k + 1].start);
+            return;
+        }
         in_parts(count, [=](int64_t begin, int64_t end) {
             for (int64_t k = begin; k < end; k++) each(block[k], block[k + 1].start);
         });

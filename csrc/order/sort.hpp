@@ -108,12 +108,15 @@ Item *by_digits(Item *a, Item *b, int64_t n, Counts *counts, anymax_parallel tea
         if (alike == n) continue;  // all have this digit
         if (moved && parts > 1) count(d, d + 1);
         uint32_t from = 0;
-        for (int c = 0; c < 256; c++)
-            for (int64_t k = 0; k < parts; k++) {
-                uint32_t &place = counts[k * DIGITS + d][c];
-                const uint32_t here = place;
-                place = from, from += here;
-            }
+        const auto begins = [&](uint32_t &place) {
+            const uint32_t here = place;
+            place = from, from += here;
+        };
+        if (parts == 1)
+            for (int c = 0; c < 256; c++) begins(counts[d][c]);
+        else
+            for (int c = 0; c < 256; c++)
+                for (int64_t k = 0; k < parts; k++) begins(counts[k * DIGITS + d][c]);
         share(team, n, size, [=](int64_t from, int64_t to) {
             for (int64_t i = from; i < to;) {
                 uint32_t *own = counts[i / size * DIGITS + d];
