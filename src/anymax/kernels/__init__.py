@@ -22,6 +22,8 @@ from . import choice, framework, fused, native, order, ragged, reference, tabled
 from .choice import asked, unlearned
 from .engine import OPS, SLOPE, Engine, SegmentsAlong, SegmentsEngine
 from .explanation import Explanation
+from .noise import noise_maker as noise_maker
+from .noise import torch_uniform as torch_uniform
 from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SCORES, SELECT, SINKHORN, SINKHORN_LIMIT
 from .triton import ragged as triton_ragged
 

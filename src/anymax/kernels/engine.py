@@ -227,6 +227,7 @@ class Engine(ABC):
         log_p: bool = False,
         entropy: bool = False,
         tau: bool = False,
+        support: bool = False,
     ) -> Decoded:
         """One pass over rows whose classes are last, with up to `decode.MOST` steps.
 
@@ -238,6 +239,8 @@ class Engine(ABC):
             Numbers from 0 to 1, float64 [..., draws]: a class is drawn for each.
         given
             Classes to use in place of draws, int64 [..., draws].
+        support
+            Whether the classes that could be drawn are listed.
         """
         self._refused("decode")
 
