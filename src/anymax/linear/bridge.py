@@ -134,7 +134,7 @@ class NumpyLayers(LayerBridge):
     def by_rows(self, job: Job) -> Any:
         if not job.invariant:
             return in_turn(job, rows_at_a_time(job.layer, job.chunk))
-        tile = rows_of_tile(job.layer, self.product)
+        tile = min(rows_of_tile(layer, self.product) for layer in job.layers)
         return in_tiles(job, tile, lambda job: in_turn(job, tile))
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
