@@ -420,6 +420,24 @@ def test_predicted_classes_beside_a_gradient(name, reduction):
     loss.sum().backward()
 
 
+def test_predicted_classes_of_a_module():
+    """Also where rows depend on no other, whose log p has a support in which they do."""
+    torch = pytest.importorskip("torch")
+    for given in ({}, {"invariant": True, "bias": True, "label_smoothing": 0.1, "reduction": "none"}):
+        head = A.nn.LinearLoss(4, 30, "entmax15", return_predicted=True, **given)
+        x, y = torch.randn(2, 5, 4), torch.randint(30, (2, 5))
+        y[0, 3] = -100
+        loss, classes = head(x, y)
+        same(classes, torch.where(y < 0, -1, head.scores(x).argmax(-1)))
+        other = A.nn.LinearLoss(4, 30, "entmax15", **given)
+        other.load_state_dict(head.state_dict())
+        close(loss.detach(), other(x, y).detach(), 1e-6)
+        loss.sum().backward()
+        assert head.weight.grad.any()
+        support = torch.arange(30).repeat(10), torch.arange(11) * 30
+        close(head.log_prob(x, y, support).detach().exp(), head.log_prob(x, y).detach().exp(), 1e-5)
+
+
 def test_predicted_classes_of_other_shapes():
     x, weight, _, y, *_ = operands(rows=6)
     loss, classes = A.linear_loss(x.reshape(2, 3, -1), weight, y.reshape(2, 3), return_predicted=True)
