@@ -279,6 +279,16 @@ def test_a_tile_is_as_large_as_bits_allow(monkeypatch):
     assert len(bridge._tried) == 2
 
 
+def test_what_explains_a_call_knows_the_tile(monkeypatch):
+    x, weight, _, y, *_ = operands(rows=20)
+    steps, in_turn = [], bridge.in_turn
+    monkeypatch.setattr(bridge, "rows_of_tile", lambda *of: 8)
+    monkeypatch.setattr(bridge, "in_turn", lambda job, step: steps.append(step) or in_turn(job, step))
+    A.linear_loss(x, weight, y, invariant=True)
+    assert steps == [8]
+    assert A.linear.explain_linear_loss(x, weight, y, invariant=True) == "all 60 scores of 8 rows at a time"
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_no_such_rows_and_weights_whose_rows_lie_apart(kind):
     """The shapes are those of no other test: which tile is right is remembered for each."""
