@@ -82,8 +82,7 @@ class Layer:
 
     def refuse_with_sink(self, who: str, **options: Any) -> None:
         """Refuse what would act on the class that a map hides as on the others."""
-        names = [name for name, value in options.items() if value is not None]
-        if self.hides and names:
+        if self.hides and (names := [name for name, value in options.items() if value is not None]):
             raise ValueError(
                 f"{who}: {' and '.join(names)} can't be given with a sink here; make the scores, and use the verbs of scores"
             )

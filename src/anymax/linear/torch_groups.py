@@ -15,7 +15,6 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import recorded, wide_dtype
-from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, with_params
 from ..autodiff.torch_adapter import operation
 from ..autodiff.torch_rows import KINDS, untraced
@@ -205,7 +204,7 @@ def _score_gradients(
                 value.detach().requires_grad_(d is not None)
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
-            value = _of_piece(piece, with_params(piece.layer.mapping, free), parts)
+            value = piece.of_scores(with_params(piece.layer.mapping, free), *parts)
             if isinstance(value, tuple):  # the other has no gradient
                 value, constant = value
                 constants.append(constant)
@@ -228,12 +227,6 @@ def _score_gradients(
             if d is not None:
                 (dparam[where] if dparam.ndim else dparam).add_(d)
     return scores, total, constants
-
-
-def _of_piece(piece: Job, mapping: Mapping, scores: list[Tensor]) -> Any:
-    """The result for each row of a piece, from the scores of its layers."""
-    s, *others = scores
-    return piece.per_row(mapping, s, others[0] if others else piece.target, piece.class_weight)
 
 
 def _scores(layer: Layer, invariant: bool, products: bool = False) -> Tensor:
@@ -270,7 +263,7 @@ def _results(job: Job, step: int) -> Any:
             parts.append(torch_scores.WholeRows.of(engine, part, numbers).result())
             continue
         for _, piece, scores in _pieces(part, [_scores(layer, job.invariant) for layer in part.layers]):
-            parts.append(_of_piece(piece, piece.layer.mapping, scores))
+            parts.append(piece.of_scores(piece.layer.mapping, *scores))
     return joined(parts)
 
 
@@ -378,7 +371,7 @@ def _plainly(job: Job) -> Any:
 def rows_of_group(job: Job) -> int:
     """How many rows `by_rows` takes at a time; on a GPU there may be as many scores as the weight has numbers."""
     if job.invariant:
-        return _tile(job.layer) if runs_eagerly(job.layer) else TILE
+        return min(map(_tile, job.layers)) if runs_eagerly(job.layer, reference=job.reference) else TILE
     layer, group = job.layer, torch_blocks.sizes_of(job.layer.x).group
     return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_blocks.on_gpu(layer.x) else group)
 
