@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import NAMES
-from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, Interval, all_of, from_json, verdict
+from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, UNDECIDED, Interval, all_of, from_json, verdict
 
 RESULTS = Path(__file__).parent / "results"
 INDEX = (  # the words of the folder's README.md
@@ -74,15 +74,26 @@ class Findings:
         self.tables.append({"title": title, "note": note, "rows": [dict(row) for row in rows]})
 
     def test(
-        self, claim: str, what: str, found: Interval, *, at_most: float | None = None, at_least: float | None = None
+        self,
+        claim: str,
+        what: str,
+        found: Interval,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+        edge: str = "",
     ) -> str:
-        """One test of a claim: `found` against its bound. The verdict follows from the interval."""
+        """One test of a claim: `found` against its bound. The verdict follows from the interval.
+
+        edge: why the figure comes from a training that was not over, if it does. Such a figure decides nothing.
+        """
         if claim not in self.claims:
             raise KeyError(f"{self.name}: no claim {claim!r}; it has {', '.join(self.claims)}")
         said = verdict(found, at_most=at_most, at_least=at_least)
         bound = {"at_most": at_most} if at_most is not None else {"at_least": at_least}
-        self.tests.append({"claim": claim, "what": what, "found": found, **bound, "verdict": said})
-        return said
+        test = {"claim": claim, "what": what, "found": found, **bound, "verdict": said}
+        self.tests.append({**test, "verdict": UNDECIDED, "edge": edge} if edge else test)
+        return self.tests[-1]["verdict"]
 
     def against_paper(self, what: str, paper: float, here: Interval | float, note: str = "") -> None:
         """A figure beside the one that the paper prints."""
@@ -146,7 +157,12 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
         "",
     ]
     tests = [
-        {**t, "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}"} for t in known["tests"]
+        {
+            **t,
+            "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}",
+            "verdict": f"{t['verdict']}: {t['edge']}" if t.get("edge") else t["verdict"],
+        }
+        for t in known["tests"]
     ]
     text += _markdown([{column: t[column] for column in ("claim", "what", "found", "bound", "verdict")} for t in tests])
     for picture in known["pictures"]:

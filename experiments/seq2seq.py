@@ -6,7 +6,6 @@ out of strings: then it has listed every one that the model can write, and its a
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,7 +118,7 @@ def run(settings: Settings, found: Findings) -> None:
     for seed in settings.seeds:
         for task, pair in settings.track(((t_, p) for t_ in languages for p in PAIRS), f"seed {seed},", ", ".join):
             trained = t.train(languages[task], *PAIRS[pair], size, recipes[task], seed)
-            one, each = measure(trained, languages[task].test)
+            one, each = t.measure(trained, languages[task].test, BEAM)
             results.setdefault((task, pair), []).append(one)
             words.setdefault((task, pair), []).append(each)
             settings.say(f"{one['words right %']:.1f} % right, {one['listed %']:.1f} % listed")
@@ -163,33 +162,6 @@ def _sizes(language: Language) -> str:
 def _typical(pairs: Pairs) -> tuple[str, ...]:
     """The first source of seven symbols, else the longest."""
     return next((s for s in pairs.sources if len(s) == 7), max(pairs.sources, key=len))
-
-
-def measure(trained: Any, test: Pairs) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """The FIGURES, and of each test word 100 where it is right, and where it is listed, else 0."""
-    from . import _transducer as t  # late: it needs torch
-
-    beams, greedy = t.search(trained, test, BEAM), t.search(trained, test, 1)
-    best = [one.best for one in beams]
-    zeros = dataclasses.asdict(t.zeros(trained, test))
-    share = 100.0 / len(test)
-    each = {
-        "words right %": 100.0 * np.array([tuple(one) == true for one, true in zip(best, test.targets, strict=True)]),
-        "listed %": 100.0 * np.array([one.exhausted for one in beams]),
-    }
-    figures = {
-        "words right %": 100 * t.word_accuracy(best, test),
-        "symbol errors %": 100 * t.symbol_errors(best, test),
-        "words right, greedy %": 100 * t.word_accuracy([one.best for one in greedy], test),
-        "output zeros %": 100 * zeros["output"],
-        "symbols": zeros["symbols"],
-        "attention zeros %": 100 * zeros["attention"],
-        "places": zeros["places"],
-        "listed %": float(np.mean(each["listed %"])),
-        "proven %": share * sum(one.proven for one in beams),
-        "mass": float(np.mean([one.mass for one in beams])),
-    }
-    return figures, each
 
 
 def _tell(

@@ -1,5 +1,6 @@
 """The experiments: each runs quickly without data and writes what it found; intervals and verdicts are what they say."""
 
+import argparse
 import dataclasses
 import importlib
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,14 +19,14 @@ pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
 
 import experiments
-from experiments import _common, _jobs, _report, _statistics, _together
+from experiments import _cells, _common, _jobs, _report, _statistics, _together, _until
 from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
 
 pytestmark = pytest.mark.whole
 
 ORDER = [
-    "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length", "calibration", "noise", "router", "language", "statements", "attending",
+    "multilabel", "proportions", "nli", "finetune", "seq2seq", "inflection", "verification", "overconfidence", "graphs", "conformal",
+    "longtail", "length", "calibration", "noise", "router", "language", "statements", "attending",
 ]  # fmt: skip
 
 
@@ -34,6 +36,8 @@ def load(name):
 
 def judged(test):
     """The verdict that a test in the JSON file must have; shares no code with `verdict`."""
+    if test.get("edge"):
+        return UNDECIDED
     low = -math.inf if test["found"]["low"] is None else test["found"]["low"]
     high = math.inf if test["found"]["high"] is None else test["found"]["high"]
     if "at_least" in test:
@@ -342,6 +346,68 @@ def test_an_optimum_at_the_edge_is_none(elsewhere, capsys):
     found.chosen("a penalty", 0.0, [0.0, 1.0, 2.0], ends=(0.0,))
     with pytest.raises(_report.Refused, match="a penalty: 2 was chosen"):
         found.chosen("a penalty", 2.0, [0.0, 1.0, 2.0], ends=(0.0,))
+
+
+def test_a_training_that_was_not_over_decides_nothing(tmp_path):
+    found = _report.Findings("seq2seq", {"better": _report.Claim("Better", "us")}, tmp_path)
+    far = _statistics.over_seeds([5.0, 5.1, 5.2])
+    assert found.test("better", "over", far, at_least=0.0) == CONFIRMED
+    assert found.test("better", "cut off", far, at_least=0.0, edge="1 of 3 trainings was not over") == UNDECIDED
+    assert found.verdicts() == {"better": UNDECIDED}
+    head = {
+        "title": "T",
+        "quick": True,
+        "settings": {},
+        "command": "",
+        "date": "",
+        "seconds": 0,
+        "hardware": {"cpu": ""},
+        "threads": 1,
+    }
+    page = _report.as_markdown(_report.as_json({**head, "versions": {}}, found), {})
+    assert "| undecided: 1 of 3 trainings was not over |" in page
+
+
+def test_patience_is_over_after_so_many_epochs_without_less():
+    watch = _until.Watch[int]((1, 3))
+    for epoch, error in enumerate([5.0, 4.0, 4.0, 3.0, 3.5, 3.5, 3.5, 2.0], start=1):
+        if watch.better(error):
+            watch.keep(epoch)
+        if watch.over(most=9):
+            break
+    assert [(stop.patience, stop.epoch, stop.kept, stop.after, stop.ended) for stop in watch.stops] == [
+        (1, 2, 2, 3, True),
+        (3, 4, 4, 7, True),
+    ]
+    short = _until.Watch[int]((1, 3))
+    for epoch, error in enumerate([3.0, 2.0], start=1):
+        assert short.better(error)
+        short.keep(epoch)
+        assert short.over(most=2) is (epoch == 2)
+    assert [(stop.epoch, stop.ended) for stop in short.stops] == [(2, False), (2, False)]
+
+
+def test_cells_are_taken_where_their_sources_are_the_same(tmp_path, capsys):
+    settings = _common.Settings(load("inflection").EXPERIMENT, True, [0], argparse.Namespace(cells=tmp_path))
+    made = []
+
+    def work(value):
+        made.append(value)
+        return {"figure": value, "row": np.arange(value)}
+
+    def cells(**recipe):
+        return _cells.Cells(settings, "_transducer", recipe)
+
+    for again in range(2):
+        one = cells(width=3).get(("seed", 0, "a b"), work, 4)
+        assert one["figure"] == 4
+        assert_array_equal(one["row"], np.arange(4))
+        assert len(made) == 1
+        assert ("taken from seed_0_a-b.npz" in capsys.readouterr().err) is bool(again)
+    assert [p.name for p in tmp_path.iterdir()] == ["seed_0_a-b.npz"]
+    cells(width=4).get(("seed", 0, "a b"), work, 4)
+    assert len(made) == 2
+    assert "comes from other sources" in capsys.readouterr().err
 
 
 def test_a_run_cut_short_takes_no_saved_place(elsewhere):
