@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anymax import Mapping, apply, attention, fenchel_young, log_apply
 
-from ._until import Averaged, Stop, Watch
+from ._until import Averaged, Patient, Stop, Watch
 
 PAD, START, END = 0, 1, 2
 SPECIAL = ("", "<s>", "</s>")
@@ -194,17 +194,6 @@ def train(language: Language, attending: Mapping, writing: Mapping, size: Size, 
     out.model.load_state_dict(kept)
     out.model.eval()
     return out
-
-
-@dataclasses.dataclass(frozen=True)
-class Patient:
-    """How a training goes on until dev says that it is over: Adam at a rate that rises for `rising` steps and then stays."""
-
-    patiences: tuple[int, ...]
-    most: int
-    batch: int = 32
-    rising: int = 64
-    decay: float = 0.99
 
 
 def settled(

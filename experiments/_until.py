@@ -14,6 +14,17 @@ from torch import nn
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(frozen=True)
+class Patient:
+    """How a training goes on until held-out rows say that it is over: the rate rises for `rising` steps and then stays."""
+
+    patiences: tuple[int, ...]
+    most: int
+    batch: int = 32
+    rising: int = 64
+    decay: float = 0.99
+
+
 @dataclasses.dataclass
 class Stop(Generic[T]):
     """What a patience gave: the best epoch, what was kept of it, and the epoch at which the patience was over.

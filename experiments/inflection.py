@@ -22,7 +22,8 @@ from ._report import Claim, Findings
 from ._statistics import difference, over, over_seeds
 
 if TYPE_CHECKING:
-    from ._transducer import Language, Patient, Size
+    from ._transducer import Language, Size
+    from ._until import Patient
 
 PETERS = "Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models"
 UNIMORPH = "CoNLL–SIGMORPHON 2018 task 1 (UniMorph; github.com/sigmorphon/conll2018, task1)"
@@ -112,24 +113,26 @@ def run(settings: Settings, found: Findings) -> None:
 
 def _quick() -> Plan:
     from . import _transducer as t  # late: it needs torch
+    from ._until import Patient
 
     languages = {
         f"invented words {i}": t.Language(t.invented(i, 160), t.invented(10 + i, 60), t.invented(20 + i, 60))
         for i in (1, 2)
     }
     return Plan(
-        languages, ("invented words 1",), t.Size(16, 32, 0.0), t.Patient((1, 2), 6, batch=16, rising=10, decay=0.8)
+        languages, ("invented words 1",), t.Size(16, 32, 0.0), Patient((1, 2), 6, batch=16, rising=10, decay=0.8)
     )
 
 
 def _full(settings: Settings) -> Plan:
     from . import _transducer as t  # late: it needs torch
+    from ._until import Patient
 
     read = {
         language.capitalize(): t.Language(*(t.inflections(settings.data(_file(language, part))) for part in PARTS))
         for language in NAMES
     }
-    return Plan(read, tuple(read)[::3], t.Size(64, 128, 0.3), t.Patient(PATIENCES, MOST))
+    return Plan(read, tuple(read)[::3], t.Size(64, 128, 0.3), Patient(PATIENCES, MOST))
 
 
 def _rate(settings: Settings, cells: _cells.Cells, plan: Plan, name: str) -> tuple[float, dict[float, float]]:
