@@ -25,8 +25,8 @@ from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECID
 pytestmark = pytest.mark.whole
 
 ORDER = [
-    "multilabel", "proportions", "nli", "finetune", "seq2seq", "inflection", "verification", "overconfidence", "graphs", "conformal",
-    "longtail", "length", "calibration", "noise", "router", "language", "statements", "attending",
+    "multilabel", "proportions", "nli", "finetune", "seq2seq", "inflection", "intents", "verification", "overconfidence", "graphs",
+    "conformal", "longtail", "length", "calibration", "noise", "router", "language", "statements", "attending",
 ]  # fmt: skip
 
 
