@@ -33,11 +33,20 @@ class Claim:
     """One sentence that the figures can confirm or contradict, and who made it.
 
     needs: another claim, without which this one has no meaning: where that is not confirmed, this one is not tested.
+    apart: why chance has no part in its verdict (a theorem, what the tuning aims at), if so: it is then not judged together with others.
+    notes: what a reader must know of it: that it came after figures, that it was tried at one length of training.
     """
 
     text: str
     source: str
     needs: str = ""
+    apart: str = ""
+    notes: tuple[str, ...] = ()
+
+    def words(self) -> dict[str, Any]:
+        """What stands of it in the JSON file, but for its key and its verdict."""
+        more = {"apart": self.apart, "notes": list(self.notes)}
+        return {"claim": self.text, "source": self.source, **{k: v for k, v in more.items() if v}}
 
 
 @dataclasses.dataclass
@@ -123,7 +132,7 @@ class Findings:
 
 def as_json(head: Mapping[str, Any], found: Findings) -> dict[str, Any]:
     said = found.verdicts()
-    claims = [{"key": k, "claim": c.text, "source": c.source, "verdict": said[k]} for k, c in found.claims.items()]
+    claims = [{"key": k, **c.words(), "verdict": said[k]} for k, c in found.claims.items()]
     return _plain(
         {
             **head,
