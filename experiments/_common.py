@@ -45,6 +45,7 @@ class Experiment:
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ("matplotlib", "scipy")
     options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # for `add_argument`
+    lengths: str = ""  # where its networks were trained for one length only: that, in a sentence
     free: tuple[str, ...] = ()  # those of them that no figure depends on: where the data lies, how many processes
 
 
@@ -166,6 +167,7 @@ def main(
     head = {
         "name": experiment.name,
         "title": experiment.title,
+        "lengths": experiment.lengths,
         "quick": options.quick,
         "command": " ".join(["python -m", f"experiments.{experiment.name}", *_public(words)]),
         "seconds": round(time.monotonic() - settings.started, 1),

@@ -15,10 +15,12 @@ from . import NAMES
 from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, UNDECIDED, Interval, all_of, from_json, verdict
 
 RESULTS = Path(__file__).parent / "results"
+ANSWERS = Path(__file__).parents[1] / "docs" / "answers"
 INDEX = (  # the words of the folder's README.md
     "A claim is *confirmed* if the whole 95 % interval of the measured figure meets the bound, *contradicted* if no part of it does, and",
     "*undecided* otherwise. Among so many claims, a few would be decided by chance. So the last column judges all of them together, with",
-    "Holm's correction at 5 %. The documentation gives advice only on what this column decides.",
+    "Holm's correction at 5 %, but for those in whose verdict chance has no part. The documentation gives advice only on what this column",
+    "decides.",
     "",
     "The experiments write this file from the JSON files in this folder.",
 )
@@ -100,8 +102,8 @@ class Findings:
             raise KeyError(f"{self.name}: no claim {claim!r}; it has {', '.join(self.claims)}")
         said = verdict(found, at_most=at_most, at_least=at_least)
         bound = {"at_most": at_most} if at_most is not None else {"at_least": at_least}
-        test = {"claim": claim, "what": what, "found": found, **bound, "verdict": said}
-        self.tests.append({**test, "verdict": UNDECIDED, "edge": edge} if edge else test)
+        self.tests.append({"claim": claim, "what": what, "found": found, **bound, "verdict": said})
+        cut(self.tests[-1:], {(claim, what): edge})
         return self.tests[-1]["verdict"]
 
     def against_paper(self, what: str, paper: float, here: Interval | float, note: str = "") -> None:
@@ -125,9 +127,21 @@ class Findings:
 
     def verdicts(self) -> dict[str, str]:
         """Each claim's verdict, from all of its tests; a claim that nothing tested is undecided."""
-        said = {key: all_of([t["verdict"] for t in self.tests if t["claim"] == key]) for key in self.claims}
-        lacking = [k for k, c in self.claims.items() if c.needs and said[c.needs] != CONFIRMED]
-        return said | dict.fromkeys(lacking, NOT_TESTED)
+        return verdicts(self.claims, self.tests)
+
+
+def verdicts(claims: Mapping[str, Claim], tests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    said = {key: all_of([t["verdict"] for t in tests if t["claim"] == key]) for key in claims}
+    lacking = [k for k, c in claims.items() if c.needs and said[c.needs] != CONFIRMED]
+    return said | dict.fromkeys(lacking, NOT_TESTED)
+
+
+def cut(tests: Sequence[dict[str, Any]], edges: Mapping[tuple[str, str], str]) -> None:
+    """Tests whose claim and words are in `edges` decide nothing: their figures come from trainings that were not over."""
+    for test in tests:
+        edge = edges.get((test["claim"], test["what"]))
+        if edge:
+            test |= {"verdict": UNDECIDED, "edge": edge}
 
 
 def as_json(head: Mapping[str, Any], found: Findings) -> dict[str, Any]:
@@ -153,7 +167,19 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
     text = [f"# {known['title']}", ""]
     if known["quick"]:
         text += ["**A quick run: it shows that the script works, and is no evidence for or against a claim.**", ""]
-    text += [known["data"], "", "## Claims", ""]
+    else:
+        text += [*_answer(known["name"])]
+    first, *others = known["pictures"] or [None]
+    text += _picture(first, known)
+    text += [
+        "## Data",
+        "",
+        known["data"],
+        "",
+        *([known["lengths"], ""] if known.get("lengths") else []),
+        "## Claims",
+        "",
+    ]
     text += _markdown([
         {"claim": c["claim"], "source": c["source"], "judged alone": c["verdict"], "judged together": together.get(c["claim"], "")}
         for c in known["claims"]
@@ -161,7 +187,7 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
     text += [
         (
             f"The tests behind them. A verdict alone follows from the interval ({CONFIDENCE:.0%}) and the bound. Judged together: with "
-            "Holm's correction for all claims of all experiments."
+            "Holm's correction for all claims of all experiments in whose verdict chance has a part."
         ),
         "",
     ]
@@ -174,8 +200,8 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
         for t in known["tests"]
     ]
     text += _markdown([{column: t[column] for column in ("claim", "what", "found", "bound", "verdict")} for t in tests])
-    for picture in known["pictures"]:
-        text += [f"![{picture['caption'] or known['title']}]({picture['file']})", ""]
+    for picture in others:
+        text += _picture(picture, known)
     if known["against_the_paper"]:
         text += ["## Beside the paper's figures", "", *_markdown(known["against_the_paper"])]
     for table in known["tables"]:
@@ -195,18 +221,36 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
     return "\n".join(text).rstrip() + "\n"
 
 
+def _picture(picture: Mapping[str, str] | None, known: Mapping[str, Any]) -> list[str]:
+    return [f"![{picture['caption'] or known['title']}]({picture['file']})", ""] if picture else []
+
+
+def _answer(name: str) -> list[str]:
+    """The answer to the experiment's question, where the documentation has one."""
+    path = ANSWERS / f"{name}.md"
+    if not path.is_file():
+        return []
+    words = " ".join(path.read_text(encoding="utf-8").partition("\n\n")[2].split())
+    return [re.sub(r"\{doc\}`([^`<]+?)(?: <[^>]+>)?`", r"\1", words), ""]
+
+
 def write(head: Mapping[str, Any], found: Findings) -> list[Path]:
     """NAME.json, and the pages of its folder."""
     found.folder.mkdir(parents=True, exist_ok=True)
     target = found.folder / f"{found.name}.json"
-    text = json.dumps(as_json(head, found), indent=1, ensure_ascii=False, allow_nan=False)
+    save(target, as_json(head, found))
+    return [target, *pages(found.folder)]
+
+
+def save(path: Path, known: Mapping[str, Any]) -> None:
+    """As JSON, a list of numbers on one line."""
+    text = json.dumps(known, indent=1, ensure_ascii=False, allow_nan=False)
     text = re.sub(
         r"\[\n[-+.,\deE\s]+\]",
         lambda numbers: re.sub(r"\s+", " ", numbers[0]).replace("[ ", "[").replace(" ]", "]"),
         text,
     )
-    _replace(target, text + "\n")
-    return [target, *pages(found.folder)]
+    _replace(path, text + "\n")
 
 
 def pages(folder: Path) -> list[Path]:
@@ -215,7 +259,7 @@ def pages(folder: Path) -> list[Path]:
 
     together: dict[str, dict[str, str]] = {}
     for one in claims(folder):
-        together.setdefault(one.experiment, {})[one.claim] = one.together
+        together.setdefault(one.experiment, {})[one.claim] = one.told
     written, rows = [], []
     for path in sorted(folder.glob("*.json"), key=lambda p: (*NAMES, p.stem).index(p.stem)):
         known = json.loads(path.read_text(encoding="utf-8"))

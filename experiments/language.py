@@ -35,6 +35,8 @@ EXPERIMENT = Experiment(
     seeds=5,
     quick_seeds=2,
     data={TEXT: "tinyshakespeare, github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"},
+    lengths="Each network was trained for one length only, of 800 steps; "
+            "it is not shown that the held-out loss had stopped by then, and a verdict may turn with the length.",
     needs=("matplotlib", "scipy", "torch"),
     options={"--jobs": _jobs.OPTION},
     free=("--jobs",),
