@@ -244,7 +244,7 @@ def write(head: Mapping[str, Any], found: Findings) -> list[Path]:
 
 def save(path: Path, known: Mapping[str, Any]) -> None:
     """As JSON, a list of numbers on one line."""
-    text = json.dumps(known, indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(known), indent=1, ensure_ascii=False, allow_nan=False)
     text = re.sub(
         r"\[\n[-+.,\deE\s]+\]",
         lambda numbers: re.sub(r"\s+", " ", numbers[0]).replace("[ ", "[").replace(" ]", "]"),

@@ -14,7 +14,7 @@ from anymax import Mapping
 from . import _images, _networks
 from ._common import Experiment, Settings, main, quick_on_one_thread
 from ._report import Claim, Findings, cut
-from ._statistics import difference, from_json, over_seeds
+from ._statistics import difference, interval, over_seeds
 
 SU, BREBISSON = "Su 2024, kexue.fm/archives/10145", "de Brebisson and Vincent 2015, section 4"
 EXPERIMENT = Experiment(
@@ -201,7 +201,7 @@ def edges(tables: Sequence[dict[str, Any]], tests: Sequence[dict[str, Any]]) -> 
         name, _, rest = table["title"].partition(": stopped on held-out rows, ")
         if rest != RAW:
             continue
-        spans = [from_json(row["epoch"]) if isinstance(row["epoch"], dict) else row["epoch"] for row in table["rows"]]
+        spans = [interval(row["epoch"]) for row in table["rows"]]
         epochs = [epoch for span in spans for epoch in span.figures[0]]
         late = sum(epoch > 0.95 * LENGTHS[-1] for epoch in epochs)
         if late:
