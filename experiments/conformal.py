@@ -22,7 +22,10 @@ EXPERIMENT = Experiment(
     title="Conformal sets from sparse supports: entmax against LAC, APS and RAPS",
     about="A linear classifier is calibrated on held-out rows so that its sets hold the true class as often as asked; how large are they?",
     claims={
-        "covers": Claim("The support of entmax holds the true class as often as asked, or a point less", PAPER),
+        "covers": Claim(
+            "The support of entmax holds the true class as often as asked, or a point less", PAPER,
+            apart="that it holds it as often as asked is a theorem on rows of one source",
+        ),
         "tight": Claim("Where one class is not enough, it holds it at most a point more often than asked", PAPER),
         "aps": Claim("Where one class is not enough, the sets of 1.5-entmax are no larger than those of APS", "asked here"),
         "raps": Claim("Nor are they larger than those of RAPS", "asked here"),
