@@ -53,7 +53,8 @@ FIGURES = {
 # of the rank, in RAPS; probabilities sum to 1, and so from 1 on the rank alone decides
 WEIGHTS = (0.0, 1e-3, 1e-2, 0.1, 1.0)
 C_START, C_STEP, TIE = 16.0, 4.0, 1e-3
-CHOOSING = 1000  # the draw that chooses C, which no seed has
+# the draws that choose C, which no seed has: several where a draw holds out few rows
+CHOOSING = {"digits": range(1000, 1020), "Banking77": range(1000, 1001), "CLINC150": range(1000, 1001)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,18 +164,22 @@ def sentences(task: Any, seed: int) -> Split:
     return x, y[train], words.transform([texts[i] for i in pool]), y[pool]
 
 
-def chosen(found: Findings, name: str, x: Any, y: np.ndarray) -> float:
-    """The C of a softmax classifier with the least log-loss on a fifth of the training rows."""
+def chosen(found: Findings, name: str, source: Callable[[int], Split]) -> float:
+    """The C of a softmax classifier with the least log-loss on a fifth of the training rows, the mean over the draws that choose."""
     from sklearn.metrics import log_loss  # late: an optional extra
 
     from anymax.sklearn import MappingClassifier
 
-    order = np.random.default_rng(1).permutation(len(y))
-    held, kept = order[: len(y) // 5], order[len(y) // 5 :]
+    draws = [source(draw)[:2] for draw in CHOOSING[name]]
 
     def loss(C: float) -> float:
-        model = MappingClassifier("softmax", C=C).fit(x[kept], y[kept])
-        return float(log_loss(y[held], model.predict_proba(x[held]), labels=model.classes_))
+        losses = []
+        for x, y in draws:
+            order = np.random.default_rng(1).permutation(len(y))
+            held, kept = order[: len(y) // 5], order[len(y) // 5 :]
+            model = MappingClassifier("softmax", C=C).fit(x[kept], y[kept])
+            losses.append(log_loss(y[held], model.predict_proba(x[held]), labels=model.classes_))
+        return float(np.mean(losses))
 
     C, tried, _ = walk(loss, C_START, C_STEP, TIE)
     found.chosen(f"C on {name}", C, tried)
@@ -249,7 +254,7 @@ def run(settings: Settings, found: Findings) -> None:
     results: dict[str, list[list[dict[str, Any]]]] = {}
     about: dict[str, dict[str, Any]] = {}
     for name, source in settings.track(sources.items(), "data", lambda item: item[0]):
-        C, right = chosen(found, name, *source(CHOOSING)[:2]), []
+        C, right = chosen(found, name, source), []
         for seed in settings.track(settings.seeds, f"{name}, draw"):
             x, y, x_pool, y_pool = source(seed)
             pool = trained(C, x, y, x_pool, y_pool)
@@ -274,7 +279,8 @@ def run(settings: Settings, found: Findings) -> None:
     found.settings = {
         "model": "linear, softmax (MappingClassifier); sentences as tf-idf of words and pairs of words",
         "C": f"the least log-loss on a fifth of the training rows, by steps of {C_STEP:g} from {C_START:g} until neither neighbour is "
-             f"better by more than {TIE:g}, in a draw that is not judged",
+             f"better by more than {TIE:g}; the mean over draws that are not judged",
+        "draws that choose C": ", ".join(f"{name}: {len(CHOOSING[name])}" for name in about),
         "draws": "a seed draws the rows that train, and splits the others; both are the same for all methods",
         "APS and RAPS": "randomised, and so exact; sets may be empty",
         "RAPS": "a fifth of the calibrating rows chooses its free ranks and its weight "
@@ -336,6 +342,7 @@ def _tell(found: Findings, results: dict[str, list[list[dict[str, Any]]]], about
             "Sizes are compared where the best class alone is right less often than asked. Where it is right "
             "more often, the sets of entmax hold one class, and some sets of LAC, APS and RAPS are empty."
         ),
+        "A first run chose C on the digits by the 30 rows that one draw holds out, and took 4,096; so 20 draws choose it now.",
         "On the first draw SupportConformalClassifier found the same sets.",
     ]
 
