@@ -26,7 +26,7 @@ from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECID
 pytestmark = pytest.mark.whole
 
 ORDER = [
-    "multilabel", "proportions", "nli", "finetune", "seq2seq", "inflection", "intents", "verification", "overconfidence", "graphs",
+    "multilabel", "proportions", "nli", "finetune", "seq2seq", "inflection", "intents", "verification", "overconfidence", "exact", "graphs",
     "conformal", "longtail", "length", "calibration", "noise", "router", "language", "statements", "attending",
 ]  # fmt: skip
 
