@@ -28,8 +28,8 @@ class Judged:
     p: float  # of a difference from the bound as large as this one, where there is none
     corrected: float  # the same after Holm's correction
     seen: str  # for an undecided claim: how far from its bound a figure had to be for tests of this size to see it, mostly
-    apart: str  # why it is not judged with the others: chance has no part in its verdict
-    notes: tuple[str, ...]
+    apart: str = ""  # why it is not judged with the others: chance has no part in its verdict
+    notes: tuple[str, ...] = ()
 
     @property
     def together(self) -> str:

@@ -719,6 +719,27 @@ def test_pages_are_written_anew(tmp_path):
     assert "[-0.25, -0.45, -0.3]" in known
 
 
+def test_what_scripts_say_now_goes_into_saved_results(tmp_path, monkeypatch):
+    """Notes, and claims on figures that are there; where the words of a claim differ, its results stay as they are."""
+    command = importlib.import_module("experiments.__main__")
+    saved = json.loads((ROOT / "experiments" / "results" / "finetune.json").read_text(encoding="utf-8"))
+    before = {
+        **saved,
+        "claims": [{k: v for k, v in one.items() if k != "notes"} for one in saved["claims"] if one["key"] != "point"],
+        "tests": [test for test in saved["tests"] if test["claim"] != "point"],
+    }
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    path = tmp_path / "finetune.json"
+    path.write_text(json.dumps(before), encoding="utf-8")
+    assert command.main(["--pages"]) == 0
+    assert json.loads(path.read_text(encoding="utf-8")) == saved
+    assert "| written after the figures" in path.with_suffix(".md").read_text(encoding="utf-8").replace("; ", "| ")
+    before["claims"][0]["claim"] = "Another"
+    path.write_text(json.dumps(before), encoding="utf-8")
+    assert command.main(["--pages"]) == 0
+    assert json.loads(path.read_text(encoding="utf-8")) == before
+
+
 def test_sources_are_what_an_experiment_imports():
     assert {"_common", "_jobs", "_report", "_statistics", "_together", "graphs"} == set(_common._own("graphs"))
     assert "_images" in _common._own("longtail")
