@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("MPLBACKEND", "agg")
 
-from generator import assets, build, docstrings, search  # noqa: E402
+from generator import assets, build, docstrings, forge, search  # noqa: E402
 from generator import project as about  # noqa: E402
 from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
@@ -135,6 +135,7 @@ def setup(app):
     assets.write(generated)
     search.write(generated / "static")
     build.write(generated)
+    app.connect("source-read", forge.read)
     # before napoleon's, at 500
     app.connect("autodoc-process-docstring", docstrings.process, priority=400)
     app.connect("autodoc-process-signature", docstrings.signature)

@@ -231,7 +231,8 @@ def _answer(name: str) -> list[str]:
     if not path.is_file():
         return []
     words = " ".join(path.read_text(encoding="utf-8").partition("\n\n")[2].split())
-    return [re.sub(r"\{doc\}`([^`<]+?)(?: <[^>]+>)?`", r"\1", words), ""]
+    plain = re.sub(r"\{doc\}`/?([^`<]+?)(?: <[^>]+>)?`|\[([^\]]+)\]\([^)]+\)", lambda link: link[1] or link[2], words)
+    return [plain, ""]
 
 
 def write(head: Mapping[str, Any], found: Findings) -> list[Path]:

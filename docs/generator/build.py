@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import api, choose, evidence, front, maps, measured, migrating, project, scores, speed, text
+from . import api, evidence, front, maps, measured, migrating, project, scores, speed, text
 
 
 def write(folder: Path, pictures: bool = True) -> None:
@@ -14,16 +14,7 @@ def write(folder: Path, pictures: bool = True) -> None:
     migrating.write(folder / "migrating.md")
     api.write(folder / "api")
     parts = {
-        "promises": maps.promises(),
-        "change": choose.needs("change"),
-        "keep": choose.needs("keep"),
-        "costs": measured.costs(),
-        "speed-learned": measured.learned(),
         "speed-growth": measured.growth(),
-        "errors": measured.errors(),
-        "evidence-index": evidence.index(),
-        "evidence-toc": evidence.contents(),
-        "performance-runs": measured.outcomes(),
         "performance-gpu": measured.gpu(),
         "speed-cpu": speed.overview(folder, speed.CPU) if pictures else "",
         "speed-gpu": speed.overview(folder, speed.GPU) if pictures else "",

@@ -31,14 +31,14 @@ def needs(table: str) -> str:
 def _row(need: dict[str, Any], results: dict[str, Any], judged: dict[str, Any], keys: set[str]) -> tuple[str, ...]:
     if "page" in need:
         _expect(need, UNTRIED)
-        return need["for"], need["map"], need["loss"], "no experiment has tried it", need["page"]
+        return need["for"], need["map"], need["loss"], "not measured", need["page"]
     _expect(need, keys)
     name = need["experiment"]
     if name not in results:
         raise ValueError(f"{name} has no saved results; there are {', '.join(results)}")
     verdicts = {claim["key"]: (claim, one.together) for claim, one in judged[name]}
     said = "<br>".join(_effect(part, results[name]["tests"], verdicts) for part in need["effect"])
-    page = f"{{doc}}`experiment </generated/evidence/{name}>`"
+    page = f"[experiment](../experiments/results/{name}.md)"
     return (*(need[key] for key in ("for", "map", "loss", "do") if key in keys), said, page)
 
 

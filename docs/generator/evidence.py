@@ -60,13 +60,13 @@ def judged() -> dict[str, list[tuple[dict[str, Any], Judged]]]:
 
 
 def counted(experiment: list[tuple[dict[str, Any], Judged]]) -> str:
-    """How many claims have each verdict, as coloured badges."""
+    """How many claims have each verdict."""
     number = {verdict: sum(one.together == verdict for _, one in experiment) for verdict in COLOURS}
-    return " ".join(badge(verdict, f"{n} {verdict}") for verdict, n in number.items() if n)
+    return "<br>".join(f"{n} {verdict}" for verdict, n in number.items() if n)
 
 
-def badge(verdict: str, words: str = "") -> str:
-    return f"{{bdg-{COLOURS[verdict]}}}`{words or verdict}`"
+def badge(verdict: str) -> str:
+    return f"{{bdg-{COLOURS[verdict]}}}`{verdict}`"
 
 
 def index() -> str:
@@ -74,7 +74,7 @@ def index() -> str:
     rows = []
     for name, experiment in judged().items():
         prose = answer(name)
-        link = f"{{doc}}`{prose.keys['question']} </generated/evidence/{name}>`"
+        link = f"[{prose.keys['question']}](../experiments/results/{name}.md)"
         rows.append((link, beginning(prose.introduction), counted(experiment)))
     return text.table(("question", "answer", "claims"), rows) if rows else NONE
 
@@ -156,11 +156,6 @@ def figures(found: dict[str, Any]) -> tuple[str, str]:
 def bound(test: dict[str, Any]) -> str:
     bound = f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}"
     return bound.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def contents() -> str:
-    names = [f"/generated/evidence/{known['name']}" for known in found()]
-    return text.toctree(names, ":maxdepth: 1") if names else ""
 
 
 def _local(page: str, kept: set[str]) -> str:

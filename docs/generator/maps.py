@@ -11,6 +11,7 @@ import numpy as np
 
 import anymax
 from anymax._array import is_number
+from anymax.cli import names
 from anymax.mappings import CATALOGUE
 
 from . import examples, measured, pictures, text
@@ -65,16 +66,10 @@ def generic_loss(mapping: anymax.Mapping) -> str:
     return "fenchel_young" if mapping.facts.has_potential else "nll"
 
 
-def sugar(name: str) -> str:
-    """The short name of the map's loss, where there is one."""
-    short = {"softmax": "cross_entropy", "taylor": "taylor_softmax_loss"}.get(name, f"{name}_loss")
-    return short if hasattr(anymax, short) else ""
-
-
 def facts(page: Page) -> str:
     """The table that `tests/laws/test_facts.py` holds the map to."""
     f, mapping = page.mapping.facts, page.mapping
-    short = sugar(mapping.name)
+    short = names.loss(mapping.name)
     rows = [
         ("A larger score never gets a smaller probability", yes(f.monotone)),
         ("Adding a constant to all scores changes nothing", yes(f.shift_invariant)),
@@ -132,11 +127,12 @@ def promises() -> str:
     for page in pages():
         f = page.mapping.facts
         marks = map(yes, (f.monotone, f.shift_invariant, f.sparse, f.has_potential))
-        link = f"{{doc}}`{page.prose.keys['example']} </generated/maps/{page.kind.name}>`"
+        link = f"[{page.prose.keys['example']}](maps/{page.kind.name}.md)"
         rows.append((link, *marks, lead(f), ", ".join(learnable(page.mapping))))
     head = (
-        "map", "keeps the order", "ignores a common constant", "exact zeros", "convex loss", "loss is 0 at a lead of", "learnable",
-    )  # fmt: skip
+        *("map", "keeps the order", "ignores a constant added to all scores", "exact zeros", "convex loss"),
+        *("loss is 0 once the target leads by", "can be learned"),
+    )
     return text.table(head, rows)
 
 

@@ -178,7 +178,7 @@ def learned() -> str:
         name = r["name"].replace(" normal", "").removesuffix(" learned").replace(" learned,", ",")
         name = name.removesuffix(" package") + (", JAX under jit" if r["group"] == "jax" else "")
         rows.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), ratio(r)))
-    head = ("", "ms", "against", "ms", "ratio")
+    head = ("", "our ms", "against", "their ms", "our time / theirs")
     return f"{text.table(head, rows, (1, 3, 4))}\n\n{run.machine}."
 
 
@@ -205,7 +205,15 @@ def growth() -> str:
         memory = ["" if m is None else f"{m:.1f}" for m in (large["memory"], large["peer_memory"])]
         shapes = " / ".join(" × ".join(f"{n:,}" for n in r["size"]) for r in sizes)
         rows.append((verb, shapes, f"{grown:.2f}", ratios, large["peer"], *memory))
-    head = ("", "sizes", "time grows as size to the power of", "time / the peer's", "peer", "memory", "the peer's")
+    head = (
+        "",
+        "sizes",
+        "time grows as size to the power",
+        "our time / theirs",
+        "against",
+        "our memory",
+        "their memory",
+    )
     return f"{text.table(head, rows, (2, 3, 5, 6))}\n\n{Run(paths[-1].stem, facts, []).machine}."
 
 
@@ -220,7 +228,7 @@ def outcomes() -> str:
         )
     if not rows:
         return NONE
-    head = ("machine", "figures", "bars met", "missed", "wrong or failed", "too noisy")
+    head = ("machine", "figures", "bars met", "missed", "wrong result or error", "too noisy")
     return text.table(head, rows, (1, 2, 3, 4, 5))
 
 
@@ -235,16 +243,18 @@ def gpu() -> str:
             continue
         name = f"`{r['name'].replace(' normal', '').replace('local ', '')}`"
         if r["group"] in ("gpu attention", "gpu decoding"):
-            attention.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), f"{1 / r['ratio']:.2f}"))
+            attention.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), ratio(r)))
         elif r["peer"] != "copy" and r.get("of_copy") and "compile" not in r["peer"]:
             what = r["group"].removeprefix("gpu ")
-            rows.append(
-                (what, name, ms(r["ours_ms"]), f"{r['of_copy']:.0%}", f"`{r['peer']}`", f"{1 / r['ratio']:.2f}")
-            )
-    head = ("", "case", "ms", "of copy speed", "against", "times as fast")
+            rows.append((what, name, ms(r["ours_ms"]), f"{r['of_copy']:.0%}", f"`{r['peer']}`", ratio(r)))
+    head = ("", "case", "our ms", "of copy speed", "against", "our time / theirs")
     parts = [text.table(head, rows, (2, 3, 5))] if rows else []
     if attention:
-        parts.append(text.table(("attention, causal", "ms", "against", "ms", "times as fast"), attention, (1, 3, 4)))
+        parts.append(
+            text.table(
+                ("attention, causal", "our ms", "against", "their ms", "our time / theirs"), attention, (1, 3, 4)
+            )
+        )
     return "\n\n".join([*parts, f"{run.machine}. Calls in CUDA graphs, over buffers larger than the L2 cache."])
 
 

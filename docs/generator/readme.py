@@ -1,13 +1,28 @@
-"""The table of maps in README.md, from the catalogue and the heads of `docs/maps/*.md`: `(cd docs && python -m generator.readme)`."""
+"""The tables in README.md and in pages that are read on a forge, kept as they should be: `(cd docs && python -m generator.readme)`."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from . import maps, text
+from anymax.cli import names
 
-README = Path(__file__).parents[2] / "README.md"
+from . import choose, evidence, maps, measured, text
+
+DOCS = Path(__file__).parents[1]
+README = DOCS.parent / "README.md"
 HEAD = ("map", "exact zeros?", "loss", "when to use")
+# what stands in a page between `<!-- made: NAME -->` and `<!-- end -->`
+MADE = {
+    "promises": maps.promises,
+    "change": lambda: choose.needs("change"),
+    "keep": lambda: choose.needs("keep"),
+    "costs": measured.costs,
+    "learned": measured.learned,
+    "runs": measured.outcomes,
+    "errors": measured.errors,
+    "evidence": evidence.index,
+}
 
 
 def table() -> str:
@@ -19,7 +34,7 @@ def table() -> str:
             (
                 keys.get("shown", f"`{keys['example']}`"),
                 keys.get("zeros", "yes" if sparse else "no"),
-                f"`{maps.sugar(page.kind.name) or maps.generic_loss(page.mapping)}`",
+                f"`{names.loss(page.kind.name) or maps.generic_loss(page.mapping)}`",
                 keys["when"],
             )
         )
@@ -32,5 +47,12 @@ def written(readme: str) -> str:
     return before + table() + "\n\n" + after.split("\n\n", 1)[1]
 
 
+def renewed(page: str) -> str:
+    """A page of docs/ with its tables as they should be."""
+    return re.sub(r"(?s)(<!-- made: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{MADE[m[2]]()}\n\n{m[3]}", page)
+
+
 if __name__ == "__main__":
     text.save(README, written(README.read_text(encoding="utf-8")))
+    for path in DOCS.glob("*.md"):
+        text.save(path, renewed(path.read_text(encoding="utf-8")))

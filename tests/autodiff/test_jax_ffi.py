@@ -460,14 +460,17 @@ def test_other_devices_and_exported_programs_get_the_formula():
 def test_what_is_refused():
     x = jnp.asarray(X[0], "float32")
     assert xla.ENGINE.refuse("forward", Sparsemax(), X) == "it takes JAX arrays, these scores are of numpy"
-    assert xla.ENGINE.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, slope, not loss"
+    assert (
+        xla.ENGINE.refuse("loss", Sparsemax(), x)
+        == "it has no loss (soft targets), only p, gradient of p, loss (class indices), gradient of a parameter"
+    )
     assert xla.ENGINE.refuse("index_loss", Taylor(2), x) == "taylor has no such operation"
     assert "no kernel for ratio" in xla.ENGINE.refuse("forward", Ratio.sigmoid(), x)
     assert "taylor from 2 to 64, not 66" in xla.ENGINE.refuse("forward", Taylor(66), x)
     assert "not float8_e4m3fn" in xla.ENGINE.refuse("forward", Sparsemax(), x.astype("float8_e4m3fn"))
     assert xla.ENGINE.refuse("forward", Sparsemax(), x) is None
     assert A.choose("forward", Sparsemax(), x) is A.choose("vjp", Sparsemax(), x) is xla.ENGINE
-    assert "(xla refuses: it has forward, vjp, index_loss" in str(A.explain(Sparsemax(), x, verbose=True))
+    assert "not xla: it has no log p, only p" in str(A.explain(Sparsemax(), x, verbose=True))
     with A.use("xla"):
         A.sparsemax(x)
         with pytest.raises(RuntimeError, match="engine 'xla' was asked for and can't compute forward of Ratio"):

@@ -202,13 +202,13 @@ def test_what_the_engine_refuses():
     assert engine.refuse("forward", Ranks(), x) is engine.refuse("vjp", SoftSorted(), x) is None
     for op, mapping, scores, words in (
         ("forward", am.Sparsemax(), x, "its maps are soft ranks and soft sorting"),
-        ("loss", Ranks(), x, "it has forward, vjp, not loss"),
+        ("loss", Ranks(), x, "it has no loss (soft targets), only p, gradient of p"),
         ("forward", Ranks(np.ones((2, 1), int)), x, "its strength: it takes float32, float64"),
         ("forward", Ranks(), jnp.zeros(3), "JAX calls the same library through XLA"),
     ):
         assert words in engine.refuse(op, mapping, scores), words
     assert re.search(
-        r"forward +order \(row: .*\)\n +log_forward +reference\n +vjp +order ", str(am.explain(Ranks(), x))
+        r"\n  p +order: sorts .*\n  log p +reference: .*\n  gradient of p +order: sorts ", str(am.explain(Ranks(), x))
     )
 
 

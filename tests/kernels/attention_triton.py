@@ -680,10 +680,10 @@ def test_refusals():
 def test_it_is_chosen_on_a_gpu_alone():
     q, k, v = heads(rows=2, keys=3)
     said = str(am.explain_attention(q, k, v, Sparsemax()))
-    assert ("attention   triton" in said) if REAL else ("it is faster only on a GPU" in said)
+    assert ("attention  triton" in said) if REAL else ("it is faster only on a GPU" in said)
     cache = numbers(1, H, 3000, D)
     said = str(am.explain_attention(q, cache, cache, Sparsemax(), is_causal=True, offset=2998))
-    assert ("attention   triton" in said) if REAL else ("it is faster only on a GPU" in said)
+    assert ("attention  triton" in said) if REAL else ("it is faster only on a GPU" in said)
 
 
 def test_empty():

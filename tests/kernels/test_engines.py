@@ -16,8 +16,10 @@ from kinds import KINDS, back, every_kind
 
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor, kernels
+from anymax._attention.implementations import IMPLEMENTATIONS
 from anymax.functional import verbs
-from anymax.kernels import link, native, tasks
+from anymax.kernels import explanation, link, native, tasks
+from anymax.kernels.engine import WORDS
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
 
@@ -129,22 +131,36 @@ def test_explain(no_library):
     assert [op for op, _, _ in told.rows] == list(kernels.OPS)
     assert str(told) == repr(told)
     short = str(A.explain(Softmax(), torch.randn(2, 5)))
-    assert short.splitlines() == [line for line in str(told).splitlines() if " refuses" not in line]
-    assert len(short.splitlines()) == 1 + len(kernels.OPS)
+    lines = [line for line in short.splitlines() if not line.startswith("Why no other engine")]
+    assert lines == [line for line in str(told).splitlines() if not line.lstrip().startswith("not ")]
+    assert len(short.partition("\n\n")[0].splitlines()) == 1 + len(kernels.OPS)
     assert str(told).splitlines()[0] == "Softmax()"
-    assert "forward     framework" in str(told)
-    assert "(framework refuses: it has forward and vjp, not loss)" in str(told)
+    assert "  p                     framework\n" in str(told)
+    assert " not framework: it has no loss (soft targets), only p, gradient of p\n" in str(told)
     with A.use("reference"):
         said = str(A.explain(Sparsemax(), torch.randn(2, 5)))
-        assert "forward     reference (array code, which iterates: 20 to 200 times a kernel's time)" in said
-        assert "loss        reference\n" in said
-        assert "(array code: 5 to 30 times" in str(A.explain(A.Elementwise(), torch.randn(2, 5)))
+        assert "  p                     reference: iterates, 20 to 200 times a kernel's time\n" in said
+        assert "  log p                 reference: the logarithm of p\n" in said
+        assert "  loss (soft targets)   reference: a formula of p\n" in said
+        assert " reference: 5 to 30 times a kernel's time" in str(A.explain(A.Elementwise(), torch.randn(2, 5)))
     told = A.explain(Sparsemax(), torch.randn(2, 5), verbose=True)
     assert "torch has a fused softmax, but no sparsemax" in str(told)
     told = A.explain(Softmax(), [0.0, 1.0], verbose=True)
     assert "these scores are of numpy" in str(told)
     with A.use("reference"):
         assert "engine 'reference' was asked for" in str(A.explain(Softmax(), torch.randn(2, 5), verbose=True))
+
+
+def test_explain_says_what_every_name_in_it_means():
+    assert tuple(explanation.ENGINES_ARE) == kernels.names()
+    assert tuple(explanation.IMPLEMENTATIONS_ARE) == tuple(one.name for one in IMPLEMENTATIONS)
+    assert tuple(WORDS) == (*kernels.OPS, "slope")
+    for m in ("sparsemax", "fusedmax", "ranks"):
+        for framework in KINDS.values():
+            head, _, legend = str(A.explain(m, framework(np.zeros((3, 5), "float32")))).partition("\n\n")
+            for line in head.splitlines()[1:]:
+                engine = line[22:].split(":")[0].strip()
+                assert "over processes" in line or f"{engine}: {explanation.ENGINES_ARE[engine]}\n" in legend
 
 
 def test_an_engine_that_was_asked_for_and_refuses_is_an_error():

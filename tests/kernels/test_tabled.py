@@ -331,8 +331,8 @@ def test_the_arrays_that_it_takes():
 
 def test_explain_says_how():
     text = str(kernels.explain(Exps(), scores(60, rows=90), verbose=True))
-    assert re.search(r"forward +tabled \(a table of \d+ cells \w+\)", text)
-    assert "native refuses" in text
+    assert re.search(r"\n  p +tabled: \d+ cells \(\w+\)\n", text)
+    assert "not native" in text
 
 
 def test_equal_maps_share_their_tables():

@@ -276,8 +276,8 @@ def test_a_function_of_tensors():
 
 def test_explain_says_so():
     text = str(am.explain(Softplus(1.5), np.zeros((64, 512), np.float32)))
-    assert "forward     tabled (a table of " in text
-    assert "cells from -" in text
+    assert "  p                     tabled: " in text
+    assert " cells, for scores from -" in text
 
 
 @pytest.mark.parametrize("knee", [5.0, 9.0, 40.0])

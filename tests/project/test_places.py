@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 if not DOCS.is_dir():
     pytest.skip("only in the repository", allow_module_level=True)
 
-from generator import api, readme, scores
+from generator import api, forge, readme, scores
 
 from tools import explorer
 
@@ -82,6 +82,29 @@ def test_the_table_of_the_readme_is_made_of_the_catalogue():
     held = readme.README.read_text(encoding="utf-8")
     assert readme.written(held) == held
     assert readme.written(held.replace("| the default |", "| never |")) == held
+
+
+def test_the_tables_in_pages_are_those_of_the_results():
+    """`(cd docs && python -m generator.readme)` writes them."""
+    seen = set()
+    for path in DOCS.glob("*.md"):
+        held = path.read_text(encoding="utf-8")
+        assert readme.renewed(held) == held, path.name
+        seen |= set(re.findall(r"<!-- made: (\w+) -->", held))
+    assert seen == readme.MADE.keys()
+
+
+def test_a_page_can_be_read_on_a_forge():
+    """What the site includes has a line that says where to read it; links lead to files, and on the site to pages."""
+    for path in DOCS.glob("*.md"):
+        page = path.read_text(encoding="utf-8")
+        words = re.sub(r"(?ms)^(```+|:::+)\w.*?^\1$", "", page)
+        links = {link for link in re.findall(r"\]\(([^)#\s]+)", words) if "://" not in link}
+        assert not [link for link in links if not (DOCS / link).exists()], path.name
+        if "include}" in page:
+            assert re.search(r"(?m)^% .*\]\(", page), path.name
+        for target in re.findall(r"\]\(([^)#\s]+)", forge.on_site(re.sub(r"(?m)^% .*", "", words))):
+            assert "://" in target or "../" not in target, (path.name, target)
 
 
 def test_every_page_is_linked():

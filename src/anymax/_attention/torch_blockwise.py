@@ -69,6 +69,11 @@ class _Job:
             out.append(_Block(len(out), slice(g, min(heads, g + together)), slice(row, stop), slice(low, high)))
         return out
 
+    def size(self, block: _Block) -> int:
+        """How many scores a block has."""
+        heads, rows, keys = (part.stop - part.start for part in (block.heads, block.rows, block.keys))
+        return int(heads * self.groups * rows * keys)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
@@ -174,14 +179,13 @@ def _forward(
     scaled = q * s.scale if plain else q
     v = v.contiguous()
     few: list[tuple[Tensor, Tensor] | None] = []
-    buffer = q.new_empty(0)
-    for block in job.blocks():
+    blocks = job.blocks()
+    most = max((job.size(block) for block in blocks), default=0)
+    buffer = q.new_empty(most)  # a buffer that grew with the blocks would scatter the heap
+    for block in blocks:
         parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
         t = _tile(job, block, parts, q)
-        size = math.prod(t.shape)
-        if buffer.numel() < size:
-            buffer = q.new_empty(size)
-        x = buffer[:size].view(t.shape[0], -1, t.shape[3])
+        x = buffer[: job.size(block)].view(t.shape[0], -1, t.shape[3])
         rows = scaled[block.heads, :, block.rows].reshape(t.shape[0], -1, q.shape[-1])
         torch.bmm(rows, k[block.heads, block.keys].mT, out=x)
         x = x.view(t.shape)

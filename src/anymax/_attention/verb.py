@@ -229,11 +229,14 @@ def explain_attention(
     >>> q = np.zeros((2, 3, 4))
     >>> explain_attention(q, q, q, Sparsemax(), is_causal=True)
     Sparsemax()
-      attention   reference
-                  (sdpa refuses: torch has attention with softmax, not with sparsemax)
-                  (triton refuses: it takes torch tensors on a GPU)
-                  (blockwise refuses: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
-                  (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
+      attention  reference
+          not sdpa: torch has attention with softmax, not with sparsemax
+          not triton: it takes torch tensors on a GPU
+          not blockwise: it takes torch tensors; XLA fuses the formula on its own, and NumPy has the reference
+          not linear: only Taylor softmax of order 2 has features of finite size, not sparsemax
+    <BLANKLINE>
+    reference: array operations, which hold the matrix of all scores
+    To force another: attention(..., implementation=NAME).
     """
     arguments = Options(
         mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights,

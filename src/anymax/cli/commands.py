@@ -213,19 +213,32 @@ def inventory(as_json: bool) -> None:
         words = {True: "yes", False: "no", None: "-"}
         return words[value] if value is None or isinstance(value, bool) else f"{value:g}"
 
+    console = Console(highlight=False)
     tables.grid(
-        Console(highlight=False),
-        ["map", "monotone", "shift-inv.", "sparse", "margin", "loss"],
+        console,
+        ["map", "exact zeros", "keeps order", "ignores shifts", "lead", "loss"],
         [
             [
                 label(mapping),
-                *(say(row[key]) for key in ("monotone", "shift_invariant", "sparse", "margin")),
-                row["loss"],
+                *(say(row[key]) for key in ("sparse", "monotone", "shift_invariant", "margin")),
+                names.loss(mapping.name) or f"{row['loss']}(map, ...)",
             ]
             for mapping, row in zip(maps, rows, strict=True)
         ],
         numeric=None,
     )
+    console.print()
+    for line in LEGEND:
+        console.print(line)
+
+
+LEGEND = (
+    "exact zeros: a probability can be exactly 0.",
+    "keeps order: a larger score never gets a smaller probability.",
+    "ignores shifts: adding one number to all scores changes nothing.",
+    "lead: how far the target's score must lead for a loss of exactly 0; - if no lead is enough.",
+    "loss: the function of anymax to train with; with (map, ...) the map is its first argument.",
+)
 
 
 def definition(mapping: Any) -> str:
@@ -273,7 +286,9 @@ def explain(name: str, scores: tuple[Any, ...], framework: str, verbose: bool, a
         mapping = names.choose([name], chosen_options(**options))[0]
         x = np.asarray(rows if len(rows) > 1 else rows[0], dtype=np.float32)
         console = Console(highlight=False, soft_wrap=True)
-        for each in FRAMEWORKS if framework == "all" else (framework,):
+        for i, each in enumerate(FRAMEWORKS if framework == "all" else (framework,)):
+            if i and not as_json:
+                console.print()
             array = of_framework(each, x)
             found = None if array is None else kernels.explain(mapping, array, verbose=verbose)
             if as_json:

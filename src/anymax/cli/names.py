@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from collections.abc import Mapping as Dict
 from typing import Any
 
+from .. import losses
 from .._core import names
 from .._core.mapping import Mapping
 from .._core.names import UnknownMap as UnknownMap
 from .._core.names import fields, number, read
 
-__all__ = ["UnknownMap", "choose", "fields", "make", "number", "options", "parameters"]
+__all__ = ["UnknownMap", "choose", "fields", "loss", "make", "number", "options", "parameters"]
 
 
 def options() -> dict[str, list[str]]:
@@ -22,6 +23,12 @@ def options() -> dict[str, list[str]]:
         for key in fields(name):
             out.setdefault(key, []).append(name)
     return {key: having for key, having in out.items() if key != "mapping"}
+
+
+def loss(name: str) -> str:
+    """The short name of the map's loss, which takes no map; empty where there is none."""
+    short = {"softmax": "cross_entropy", "taylor": "taylor_softmax_loss"}.get(name, f"{name}_loss")
+    return short if short in losses.__all__ else ""
 
 
 def make(name: str, values: Dict[str, Any], n: int = 2) -> Mapping:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +21,7 @@ from .._core.ways import Way, way_of
 from . import choice, framework, fused, native, order, ragged, reference, tabled, triton, xla
 from .choice import asked, unlearned
 from .engine import OPS, SLOPE, Engine, SegmentsAlong, SegmentsEngine
+from .explanation import Explanation
 from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SELECT, SINKHORN, SINKHORN_LIMIT
 from .triton import ragged as triton_ragged
 
@@ -195,55 +195,6 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
     return next(engine for engine in ENGINES if _refusal(engine, op, mapping, x) is None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """The result of `explain`: the engine of each operation, and why each engine before it refused. Print it to read it.
-
-    Parameters
-    ----------
-    mapping
-        The map.
-    rows
-        For each operation its name, the name of its engine, and a pair (engine, reason) for each engine that refused.
-    plans
-        For each operation how the engine computes it, or None.
-    verbose
-        Whether the printed text has the reasons too.
-    gathers_all
-        Whether the functions of `anymax.distributed` gather all scores of a row on each process, since the map follows from no parts of it.
-
-    Examples
-    --------
-    >>> with anymax.use("reference"):
-    ...     anymax.explain(anymax.Sparsemax(), [2.0, 1.0]).rows[0][:2]
-    ('forward', 'reference')
-    """
-
-    mapping: Mapping
-    rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
-    plans: tuple[str | None, ...] = ()
-    verbose: bool = False
-    gathers_all: bool = False
-
-    def __str__(self) -> str:
-        refused: dict[tuple[str, str], list[str]] = {}  # a refusal is printed once, at its first operation
-        for op, _, refusals in self.rows:
-            for refusal in refusals:
-                refused.setdefault(refusal, []).append(op)
-        lines = [repr(self.mapping)]
-        for (op, engine, refusals), plan in itertools.zip_longest(self.rows, self.plans):
-            lines.append(f"  {op:11s} {engine}" + (f" ({plan})" if plan else ""))
-            for name, reason in refusals if self.verbose else ():
-                first, *others = refused[name, reason]
-                also = f", also {' and '.join(others)}" if others else ""
-                lines.extend([f"              ({name} refuses{also}: {reason})"] if first == op else [])
-        if self.gathers_all:
-            lines.append("  over processes, all scores of a row are gathered on each")
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-
 @check_keywords()
 def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = False) -> Explanation:
     """Which engine computes each operation of a map on scores like x, and why the engines before it do not.
@@ -268,7 +219,7 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
     --------
     >>> print(anymax.explain(anymax.Sparsemax(), [2.0, 1.0]))
     Sparsemax()
-      forward     ...
+      p                     ...
     """
     mapping = as_mapping(mapping, "explain")
     scores: Array = asarray(x)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
 SLOPE = "slope"  # the operation of maps whose arrays of parameters may be learned
+WORDS = {
+    "forward": "p", "log_forward": "log p", "vjp": "gradient of p", "log_vjp": "gradient of log p", "loss": "loss (soft targets)",
+    "index_loss": "loss (class indices)", "threshold": "threshold", SLOPE: "gradient of a parameter",
+}  # fmt: skip  # what each computes, as a user calls it
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 BELOW = -(2**63)  # `ignored` of an index loss: leave out rows with any index below 0
 
@@ -72,7 +76,7 @@ class Engine(ABC):
 
     def lacks(self, op: str) -> str:
         """The answer of `refuse` for an operation that the engine does not have."""
-        return f"it has {', '.join(self.ops)}, not {op}"
+        return f"it has no {WORDS[op]}, only {', '.join(WORDS[one] for one in self.ops)}"
 
     def _refused(self, op: str) -> NoReturn:
         raise RuntimeError(f"the engine {self.name} does not implement {op}; compose it from other operations")

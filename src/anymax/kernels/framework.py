@@ -21,7 +21,7 @@ class Framework(Engine):
             kind = "jax" if is_jax(x) else type(x).__module__.split(".")[0]
             return f"it takes torch tensors, these scores are of {kind}"
         if op not in self.ops:
-            return f"it has forward and vjp, not {op}"
+            return self.lacks(op)
         if not eager(x):
             return "it takes eager calls; under tracing the formula is visible to the compiler"
         return None

@@ -54,7 +54,7 @@ class Fused(Engine):
         return arrays.cast(slope, wide(p), p)
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        return "row: denoised in one reading, and its groups projected"
+        return "reads each row once, joins neighbours into groups, and gives each group one probability"
 
 
 def _forward(mapping: Any, x: Array, groups: Groups | None) -> Array:

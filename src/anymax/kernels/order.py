@@ -58,7 +58,7 @@ class SoftOrder(Engine):
         return as_dtype(out, dtype, xp)
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        return "row: sorted, and its blocks pooled"
+        return "sorts each row, and averages neighbours that are out of order"
 
 
 def how(kind: type[Mapping], fields: dict[str, Any]) -> int:

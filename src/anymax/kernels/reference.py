@@ -20,6 +20,8 @@ from .._core.parameters import lost_rows, sound
 from .._core.separable import Separable
 from .engine import Engine
 
+_FOLLOWS = {"loss": "a formula of p", "index_loss": "a formula of p", "log_vjp": "follows from log p"}
+
 
 class Reference(Engine):
     name = "reference"
@@ -65,12 +67,15 @@ class Reference(Engine):
             return mapping.loss_slope(name, upcast(x, xp), upcast(p, xp), xp)
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        """What p and its gradient cost in array code; XLA compiles that of JAX."""
-        if op not in ("forward", "vjp") or is_jax(x):
-            return None
+        """What p and its gradient cost in array code, and from what the rest follows; XLA compiles that of JAX."""
+        if op not in ("forward", "vjp"):
+            plain = op == "log_forward" and type(mapping).log_forward is Mapping.log_forward
+            return "the logarithm of p" if plain else _FOLLOWS.get(op, "a formula")
+        if is_jax(x):
+            return "XLA compiles the formula under jit"
         if mapping.iterative:
-            return "array code, which iterates: 20 to 200 times a kernel's time"
-        return "array code: 5 to 30 times a kernel's time"
+            return "iterates, 20 to 200 times a kernel's time"
+        return "5 to 30 times a kernel's time"
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
         out = _in_compute_dtype(mapping.loss, x, p, y)

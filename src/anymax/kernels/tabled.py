@@ -109,11 +109,11 @@ class Tabled(Engine):
         if isinstance(mapping, RatioMap):
             w = _weights(mapping)
             numbers = WeightNumbers(*w.numbers)
-            return f"a table of {len(w.cells)} cells from {numbers.low:g} to {numbers.high:g} {native.isa()}"
+            return f"{len(w.cells)} cells, for scores from {numbers.low:g} to {numbers.high:g} ({native.isa()})"
         tables = _tables(mapping)
         table = tables.slopes if op == "vjp" else tables.link
         assert isinstance(table, Table), table
-        return f"a table of {len(table.cells)} cells {native.isa()}"
+        return f"{len(table.cells)} cells ({native.isa()})"
 
 
 def _tables(mapping: Mapping) -> Tables:
