@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 import anymax
+from anymax.linear import torch_scores
 
 from .cases import OURS, Bar, Case, Workload, differs
 from .gpu_clock import DEVICE
@@ -64,8 +65,49 @@ def run(case: Case) -> Workload:
     return Workload(contenders, check, "triton")
 
 
+OPERATIONS = "a block of scores by torch's operations"
+TOUCHED: dict[str, Callable[..., Any]] = {  # what two kernels do with a block of scores in place of many operations
+    "a mean": lambda x, w, y: anymax.linear_loss(x, w, y),
+    "a mean, capped and smoothed": lambda x, w, y: anymax.linear_loss(
+        x, w, y, transform=anymax.transforms.softcap(30.0), label_smoothing=0.1
+    ),
+    "each row": lambda x, w, y: anymax.linear_loss(x, w, y, reduction="none").sum(),
+    "log p and entropy": lambda x, w, y: torch.stack(anymax.linear_log_prob_entropy(x, w, y, temperature=0.7)).sum(),
+    "sparsemax": lambda x, w, y: anymax.linear_loss(x, w, y, anymax.Sparsemax()),
+}
+
+
+def by_operations(call: Callable[[], Any]) -> Any:
+    """A call without the kernels for blocks of scores."""
+    found = torch_scores.engine_of
+    torch_scores.engine_of = lambda *given: None
+    try:
+        return call()
+    finally:
+        torch_scores.engine_of = found
+
+
+def touched(case: Case) -> Workload:
+    """A step by kernels and by operations, with the same products."""
+    features, said = case.note.split(" features: ")
+    x, weight, y = operands(case.shape[0], int(features), case.shape[1], case.distribution, case.dtype)
+    call = functools.partial(step, functools.partial(TOUCHED[said], x, weight, y), x, weight)
+    ways = {OURS: call, OPERATIONS: functools.partial(by_operations, call)}
+
+    def check() -> str | None:
+        pairs = zip(ways[OURS](), ways[OPERATIONS]())
+        return next((wrong for a, b in pairs if (wrong := differs(a, b.double(), case.dtype))), None)
+
+    return Workload(ways, check, "triton")
+
+
 def layer_cases() -> Iterator[Case]:
     rows, features, sizes = TINY if DEVICE.dry else (ROWS, FEATURES, CLASSES)
+    for said in TOUCHED:
+        yield Case(
+            "gpu output layer", "sparsemax" if said == "sparsemax" else "softmax", (rows, sizes[-1]), touched,
+            (Bar(OPERATIONS, at_most=1.0),), "trained", "bfloat16", note=f"{features} features: {said}", needs=("torch", "triton"),
+        )  # fmt: skip
     for classes in sizes:
         for dtype in ("bfloat16", "float32"):
             for distribution in DISTRIBUTIONS:

@@ -164,12 +164,16 @@ def _fit(mapping: str) -> Callable[..., Any]:
 
 def verbs() -> tuple[Verb, ...]:
     import anymax
+    from anymax import sampling
     from anymax import transforms as t
 
     chain = t.compose(t.temperature(0.7), t.topk(50), t.topp(0.95))
 
     def sampled(x: Any) -> Any:
         return anymax.sample("softmax", x, generator=0, transform=chain, return_log_prob=True, return_support=True)
+
+    def drawn(mapping: str) -> Callable[[Any], Any]:
+        return lambda x: anymax.sample(mapping, x, generator=0, return_support=True)
 
     maps = (
         "softmax",
@@ -189,12 +193,15 @@ def verbs() -> tuple[Verb, ...]:
     decoding = {
         "`topk`, `topp` and a draw": _of_scores(lambda x: anymax.sample("softmax", x, generator=0, transform=chain)),
         "the same with log p and support": _of_scores(sampled),
+        "a draw of entmax15 with its support": _of_scores(drawn("entmax15")),
+        "a draw of a nucleus with its support": _of_scores(drawn("sparse_softmax:p=0.9")),
         "`toph`": _of_scores(t.toph()),
         "`mink`": _of_scores(t.mink()),
         "`typical`": _of_scores(t.typical()),
         "`dynamic_temperature`": _of_scores(t.dynamic_temperature(0.5, 1.5)),
         "`repetition_penalty` of 500 tokens": _of_scores(t.repetition_penalty([*range(500)], 1.2)),
         "`gumbel_max`": _of_scores(lambda x: anymax.gumbel_max(x, generator=0)),
+        "`gumbel_topk`": _of_scores(lambda x: sampling.gumbel_topk(x, 5, generator=0)),
     }
     losses = {
         "cross-entropy and its gradient": _loss(lambda x, y: anymax.fenchel_young("softmax", x, y)),

@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 12
+#define ANYMAX_ABI 13
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -227,6 +227,9 @@ typedef struct {
     double *log_p;        /* [rows, draws]: log p of each, or NULL */
     double *entropy;      /* [rows]: of the probabilities, or NULL */
     double *tau;          /* [rows]: thresholds of what is left, logsumexp for softmax, or NULL */
+    int32_t *listed;      /* [rows, n], or NULL: each row begins with the classes that could be drawn, in order; where these are
+                             all n, nothing is written */
+    int64_t *counts;      /* [rows]: how many they are */
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
 
@@ -302,6 +305,15 @@ typedef struct {
     uint8_t *left; /* [rows], with a ratio: 1 where a score has no cell, and the row is left to the caller */
 } anymax_tabled_call;
 ANYMAX_API int anymax_tabled(const anymax_tabled_call *call);
+
+/* Gumbel noise from pairs of numbers in [0, 1): out[i] = -log(-log(1 - u)), u = pairs[2 i] + 2^-24 pairs[2 i + 1], at least
+   2^-48 and at most 1 - 2^-24. */
+ANYMAX_API int anymax_gumbel(const float *pairs, float *out, int64_t count);
+
+/* `count` floats in [0, 1) of the 24 lowest bits of the numbers of a Mersenne twister (MT19937), which goes on: its words, each
+   as 64 bits, the place of the next one, and how many are left, one more than there are (1: none), as torch keeps them. */
+enum { ANYMAX_TWISTER_WORDS = 624 };
+ANYMAX_API int anymax_twister(int64_t *words, int64_t *next, int64_t *left, float *out, int64_t count);
 
 ANYMAX_API const char *anymax_error(int code);
 

@@ -72,13 +72,17 @@ constexpr int64_t VALUES_MOST = 65536;  // dv
 // -- Sinkhorn: matrices that are computed one a lane ------------------------------------------------
 
 constexpr int64_t SMALL_SIDE = 32, SMALL_ENTRIES = SMALL_SIDE * SMALL_SIDE;
-constexpr int64_t SMALL_ITERATIONS = 256;  // whose factors fit into the second cache
-constexpr int64_t SHARED_MATRIX = 65536;   // entries of a single matrix that is worth more than one thread,
-constexpr int64_t MATRIX_PART = 16384;     // and of what a thread takes at once
+constexpr int64_t SMALL_LONGEST = 64;                // or a longer side, of no more entries
+constexpr int64_t SMALL_THIN_ENTRIES = 640;          // than this,
+constexpr int64_t SMALL_ENTRIES_BACKWARD = 56 * 56;  // and with a gradient than this
+constexpr int64_t SMALL_ITERATIONS = 256;            // whose factors fit into the second cache
+constexpr int64_t SHARED_MATRIX = 65536;             // entries of a single matrix that is worth more than one thread,
+constexpr int64_t MATRIX_PART = 16384;               // and of what a thread takes at once
 
 // -- soft ranks -------------------------------------------------------------------------------------
 
-constexpr int64_t INSERTED_MOST = 47;  // scores of a row that are sorted by insertion, not by digits
+constexpr int64_t INSERTED_MOST = 47;     // scores of a row that are sorted by insertion, not by digits
+constexpr int64_t SORTED_MANY = 1 << 19;  // of so many some are alike in their upper digits, which more digits tell apart
 
 // -- a link as a table ------------------------------------------------------------------------------
 

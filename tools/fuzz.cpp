@@ -25,12 +25,14 @@
 #include <deque>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "doors/pool.h"
 #include "core/unit.h"
+#include "limits.hpp"
 #include "maps.hpp"
 #include "doors/xla_ffi_abi.h"
 
@@ -1490,17 +1492,22 @@ void decoded(Random &random, const std::string &isa) {
     c.steps = steps.data(), c.count = (int64_t)steps.size(), c.x = x.data, c.u = (const double *)u.data;
     snprintf(words + strlen(words), sizeof words - strlen(words), "; %ld steps by %s, %s: %ld rows of %ld", (long)c.count,
              isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
-    Block keep, index, log_p;
+    Block keep, index, log_p, listed, counts;
     for (int turn = 0; turn < 2; turn++) {
-        Block k, i, l;
+        Block k, i, l, classes, sizes;
         k.make(c.rows * c.n, 7), i.make(c.rows * c.draws * 8, 0x5a), l.make(c.rows * c.draws * 8, 0x5a);
+        classes.make(c.rows * c.n * 4, 0x5a), sizes.make(c.rows * 8, 0x5a);
         c.keep = (uint8_t *)k.data, c.index = (int64_t *)i.data, c.log_p = (double *)l.data, c.pool = turn ? 0 : -1;
+        c.listed = (int32_t *)classes.data, c.counts = (int64_t *)sizes.data;
         anymax_set_num_threads(turn ? (int)(1 + random.below(4)) : 1);
         calls++;
         if (const int code = anymax_decode(&c)) fail("the draw was refused: %s", anymax_error(code));
         if (turn && (!keep.is(k.copy()) || !index.is(i.copy()) || !log_p.is(l.copy())))
             fail("the work was shared out, and the draws differ");
+        if (turn && (!listed.is(classes.copy()) || !counts.is(sizes.copy())))
+            fail("the work was shared out, and the supports differ");
         if (!turn) keep = std::move(k), index = std::move(i), log_p = std::move(l);
+        if (!turn) listed = std::move(classes), counts = std::move(sizes);
     }
     for (int64_t r = 0; r < c.rows; r++) {
         int64_t left = 0, live = 0;
@@ -1513,6 +1520,13 @@ void decoded(Random &random, const std::string &isa) {
         }
         if (r != lost && (live ? left < 1 : left)) fail("row %ld of %ld classes has %ld left", (long)r, (long)live, (long)left);
         if (r != lost && left > most) fail("row %ld has %ld left, and not at most %ld", (long)r, (long)left, (long)most);
+        const int32_t *const support = (const int32_t *)listed.data + r * c.n;
+        const int64_t size = ((int64_t *)counts.data)[r];
+        if (size < 0 || size > left || ((r == lost || !live) && size)) fail("row %ld lists %ld classes", (long)r, (long)size);
+        for (int64_t k = 0; k < size && size < c.n; k++)
+            if (support[k] < 0 || support[k] >= c.n || keep.data[r * c.n + support[k]] != 1 ||
+                (k && support[k - 1] >= support[k]))
+                fail("row %ld lists the class %ld", (long)r, (long)support[k]);
         for (int64_t d = r * c.draws; d < (r + 1) * c.draws; d++) {
             const int64_t drawn = ((int64_t *)index.data)[d];
             const double log_of = ((double *)log_p.data)[d];
@@ -1522,6 +1536,8 @@ void decoded(Random &random, const std::string &isa) {
             }
             if (drawn < 0 || drawn >= c.n || keep.data[r * c.n + drawn] != 1)
                 fail("row %ld: the class %ld is not left, and was drawn", (long)r, (long)drawn);
+            if (size < c.n && !std::binary_search(support, support + size, (int32_t)drawn))
+                fail("row %ld: the class %ld is not listed, and was drawn", (long)r, (long)drawn);
             if (!(log_of <= 1e-6) || log_of == -INF) fail("row %ld: log p %g", (long)r, log_of);
         }
     }
@@ -1709,6 +1725,7 @@ void ordered(Random &random, const std::string &isa) {
     memset(&c, 0, sizeof c);
     c.dtype = sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, c.rows = random.below(6),
     c.n = 1 + random.below(random.chance(0.1) ? 5000 : 300);
+    if (random.chance(0.005)) c.rows = 1, c.n = SHARED_ROW + random.below(PIECE);
     c.sorted = random.chance(0.5), c.descending = random.chance(0.5), c.kl = random.chance(0.5),
     c.strength = pow(10.0, random.real(-3.0, 2.0));
     const int64_t rows = c.rows, n = c.n, lost = rows && random.chance(0.2) ? random.below(rows) : -1;
@@ -2001,6 +2018,33 @@ void indexed(Random &random) {
     if (ptr != bounds) fail("the bounds of %ld segments are wrong", (long)segments);
 }
 
+// A twister is that of the standard library, however its numbers are asked for; and what becomes of them is Gumbel noise.
+void noises(Random &random, const std::string &isa) {
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; noise by %s", isa.c_str());
+    const uint32_t seed = (uint32_t)random.below(1 << 30);
+    std::mt19937 theirs(seed);
+    int64_t state[ANYMAX_TWISTER_WORDS] = {seed}, next = 0, left = 1;
+    for (int64_t i = 1; i < ANYMAX_TWISTER_WORDS; i++)
+        state[i] = (uint32_t)(1812433253u * ((uint32_t)state[i - 1] ^ ((uint32_t)state[i - 1] >> 30)) + (uint32_t)i);
+    for (int turn = 0; turn < 4; turn++) {
+        const int64_t count = random.below(1500);
+        Block pairs, out;
+        pairs.make(2 * count * 4, 0x5a), out.make(count * 4, 0x5a);
+        calls += 2;
+        if (anymax_twister(state, &next, &left, (float *)pairs.data, 2 * count) ||
+            anymax_gumbel((const float *)pairs.data, (float *)out.data, count))
+            fail("noise was refused");
+        for (int64_t i = 0; i < 2 * count; i++)
+            if (((float *)pairs.data)[i] != (float)(theirs() & 0xffffff) * 0x1p-24f) fail("number %ld is another", (long)i);
+        for (int64_t i = 0; i < count; i++) {
+            const double u = ((float *)pairs.data)[2 * i] + 0x1p-24f * ((float *)pairs.data)[2 * i + 1],
+                         want = -log(-log1p(-std::min(std::max(u, 0x1p-48), 1.0 - 0x1p-24)));
+            if (!(fabs(((float *)out.data)[i] - want) <= 4e-7 * (1.0 + fabs(want))))
+                fail("noise %ld is %.9g, not %.9g", (long)i, ((float *)out.data)[i], want);
+        }
+    }
+}
+
 void one_case(uint64_t seed, const std::vector<std::string> &units) {
     Random random(seed);
     const std::string isa = units[(size_t)random.below((int64_t)units.size())];
@@ -2034,6 +2078,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     if (random.chance(0.1)) (random.chance(0.5) ? transported<float> : transported<double>)(random, isa);
     if (random.chance(0.2)) by_table(random, isa);
     if (random.chance(0.2)) indexed(random);
+    if (random.chance(0.02)) noises(random, isa);
     alarm(0);
     words[0] = 0;
 }

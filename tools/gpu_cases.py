@@ -140,9 +140,12 @@ def transport_cases() -> Iterator[Case]:
 
 
 def layer_cases() -> Iterator[Case]:
-    """The gradients of an output layer of 4,096 features and 128,256 classes."""
+    """The gradients of an output layer of 4,096 features and 128,256 classes, and its scores."""
     import torch
 
+    import anymax as am
+    from anymax.kernels import triton as engine
+    from anymax.kernels.tasks import ScoreBlock
     from anymax.kernels.triton import layer
 
     make = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
@@ -156,6 +159,30 @@ def layer_cases() -> Iterator[Case]:
 
     yield Case("layer/support bfloat16", products, False)
     yield Case("layer/factor bfloat16", scaled, False)
+
+    def block(classes: int, numbers: torch.dtype, said: str) -> None:
+        rows, index = make(4096, classes, dtype=numbers), make(4096, dtype=torch.int64)
+        each, classwise = make(4096, 1, dtype=torch.float32), make(classes, dtype=torch.float32)
+        terms, every = said == "log p and entropy", said == "every option"
+        more = (make(classes), make(1, classes, dtype=torch.bool)) if every else (None, None)
+        factor, cap, weights = each if terms or every else None, 30.0 if every else 0.0, classwise if every else None
+        scores = ScoreBlock(rows, *more, factor, index, 0, cap)
+        layer.terms(scores, weights, entropy=terms, best=every)
+        layer.slopes(scores, rows.view(torch.bfloat16)[:, :classes], each, weights, mixed=terms)
+
+    def over_scores() -> (
+        None
+    ):  # memory, which nobody touches: a tensor without any does not say that two of them share it
+        s, t = torch.empty(4096, 128_256), torch.empty(4096, dtype=torch.int64)
+        loss = engine.ENGINE.index_loss(am.Entmax(1.5), s, t, save=True)
+        out = s.view(torch.bfloat16)[:, : s.shape[1]]
+        engine.ENGINE.score_loss_grad(am.Entmax(1.5), s, t, torch.empty(4096), loss.saved, out)
+
+    yield Case("layer/entmax15 4096x128256 float32", over_scores, False)
+    for numbers in (torch.float32, torch.bfloat16):
+        for said in ("loss", "log p and entropy", "every option"):
+            call = functools.partial(block, 128_256, numbers, said)
+            yield Case(f"layer/{said} 4096x128256 {str(numbers)[6:]}", call, said == "loss")
 
 
 def cases() -> Iterator[Case]:

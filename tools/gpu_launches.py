@@ -27,7 +27,7 @@ KERNELS = {
         "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
         "attention_solve", "attention_values", "attention_merge",
     ),
-    "layer": ("layer_products", "layer_scaled"),
+    "layer": ("layer_products", "layer_scaled", "layer_terms", "layer_slopes"),
     "router": ("router_rows",),
     "sinkhorn": ("sinkhorn_forward", "sinkhorn_backward"),
 }  # fmt: skip

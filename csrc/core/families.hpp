@@ -48,6 +48,10 @@ int transport(const anymax_sinkhorn_call *call, int64_t begin, int64_t end, anym
 // Rows of a map whose link is a table.
 int tabled(const anymax_tabled_call *call, int64_t begin, int64_t end, anymax_parallel team);
 
+// Gumbel noise, and the numbers of torch's generator (random/noise.hpp).
+void gumbel_of(const float *pairs, float *out, int64_t count);
+void twister(int64_t *words, int64_t *next, int64_t *left, float *out, int64_t count);
+
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);
 #endif

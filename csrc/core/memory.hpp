@@ -4,10 +4,28 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "limits.hpp"
 
 // In each unit its own, as all that units compile; in a door, which has no unit, that of this name.
 namespace ANYMAX_UNIT {
+
+// For the system to clear and map memory page by page can take longer than what is done with it: large pages are asked for.
+// True for so many bytes that they come from the system.
+inline bool newly_mapped(void *data, int64_t bytes) {
+    if (bytes < NEWLY_MAPPED_FROM) return false;
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // a multiple of every page size
+    const uintptr_t begin = (first + page - 1) & ~(page - 1), end = last & ~(page - 1);
+    madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+#else
+    (void)data;
+#endif
+    return true;
+}
 
 // One piece, which only grows, aligned to a cache line. What is beyond the numbers asked for may be read and written by whole
 // vectors.
@@ -27,6 +45,7 @@ struct Room {
         free(data);
         data = malloc((size_t)(wanted + LINE));
         bytes = data ? wanted : 0;
+        newly_mapped(data, bytes);
     }
     // What is too much to be kept goes.
     void leave() {

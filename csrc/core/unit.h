@@ -42,6 +42,8 @@ typedef struct {
     /* The matrices [begin, end), and the rows; a team for one at a time. */
     int (*transport)(const anymax_sinkhorn_call *call, int64_t begin, int64_t end, anymax_parallel team);
     int (*tabled)(const anymax_tabled_call *call, int64_t begin, int64_t end, anymax_parallel team);
+    void (*gumbel)(const float *pairs, float *out, int64_t count);
+    void (*twister)(int64_t *words, int64_t *next, int64_t *left, float *out, int64_t count);
 } anymax_unit;
 
 /* Bytes of a number of this dtype, and of one that a row has. */

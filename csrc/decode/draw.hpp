@@ -83,6 +83,24 @@ inline void answers(const anymax_decode_call &call, int64_t row, int64_t count, 
     }
 }
 
+// The support of a row: those of its entries whose weight is above `least`; `index` as in `answers`.
+template <class T>
+inline void list(const anymax_decode_call &call, int64_t row, const T *weight, int64_t count, const int32_t *index, T least,
+                 Scratch &scratch) {
+    if (!call.listed) return;
+    int32_t *to = call.listed + row * call.n;
+    int64_t at = 0;
+    if (!index) {
+        const Candidates<T> c = nonzeros(weight, count, least, count, scratch);
+        if (scratch.failed) return;
+        at = c.count;
+        if (at < call.n) memcpy(to, c.index, (size_t)at * sizeof(int32_t));
+    } else {
+        for (int64_t i = 0; i < count; i++) to[at] = index[i], at += weight[i] > least;
+    }
+    call.counts[row] = at;
+}
+
 // The same of a row that has no class.
 inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) {
     for (int64_t d = row * call.draws; d < (row + 1) * call.draws; d++) {
@@ -91,6 +109,7 @@ inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) 
     }
     if (call.entropy) call.entropy[row] = sound ? 0.0 : not_a_number<double>;
     if (call.tau) call.tau[row] = sound ? -inf64 : not_a_number<double>;
+    if (call.listed) call.counts[row] = 0;
 }
 
 // Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of
@@ -148,18 +167,20 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     }
     if (scratch.failed) return;
     mark_left(call, row, x, l, l.cells.sound, scratch);
-    if ((!call.draws && !call.entropy && !call.tau) || scratch.failed) return;
+    if ((!call.draws && !call.entropy && !call.tau && !call.listed) || scratch.failed) return;
     if (!sound) return no_answers(call, row, l.cells.sound);
     warm(l, scratch);
     if (link == EXPONENTIAL) {
         const bool drawn = call.draws && !call.given;
-        const C *e = drawn || l.ended || call.entropy ? exponentials(l, scratch) : nullptr;
+        const C *e = drawn || l.ended || call.entropy || call.listed ? exponentials(l, scratch) : nullptr;
         if (scratch.failed) return;
         const Wheel<C> w = e ? wheel(e, l.count, scratch) : Wheel<C>{};
         if (scratch.failed) return;
         const double total = e ? w.total() : exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr), log_total = ::log(total);
         if (call.tau) call.tau[row] = (double)l.top + l.offset + log_total;
         if (call.entropy) call.entropy[row] = log_total - drift_of(l, e) / total;
+        list(call, row, e, l.count, l.index, C(0), scratch);
+        if (scratch.failed) return;
         return answers(
             call, row, l.count, l.index, [&](double u) { return turn(w, u); },
             [&](int64_t i) {
@@ -186,7 +207,8 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     if (scratch.failed) return;
     for (int64_t i = 0; i < found.count; i++)
         index[i] = classes ? classes[found.index[i]] : found.index[i];  // in order: none is read after it was written
-    const double total = w.total();                                     // of a budget k, and one of its classes is drawn
+    list(call, row, found.p, found.count, index, call.dtype == ANYMAX_F64 ? 0.0 : vanishing(ANYMAX_F32), scratch);
+    const double total = w.total();  // of a budget k, and one of its classes is drawn
     if (call.tau) call.tau[row] = found.tau + l.offset;
     if (call.entropy) {
         double entropy = 0.0;

@@ -35,7 +35,7 @@ static inline bool is_step(int32_t kind) { return kind >= 0 && kind < ANYMAX_STE
 // The work of one row: its classes are read, truncated and made probabilities; then some weights are added up for each draw.
 static inline int64_t work_of_row(const anymax_decode_call *call) {
     int64_t each = 1;
-    if (call->draws || call->entropy || call->tau) each += MAPS[call->map].cost;
+    if (call->draws || call->entropy || call->tau || call->listed) each += MAPS[call->map].cost;
     for (int64_t k = 0; k < call->count; k++) each += is_step(call->steps[k].kind) ? STEPS[call->steps[k].kind].cost : 0;
     const int64_t weights = call->u ? (call->n < DRAW_BLOCK ? call->n : DRAW_BLOCK) : 1;
     const int64_t truncated = at_most_so_much(call->n, each), drawn = at_most_so_much(call->draws, weights);

@@ -275,10 +275,10 @@ static int check(const anymax_decode_call *call) {
         return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;
-    if (!call->x || (call->count && !call->steps) ||
+    if (!call->x || (call->count && !call->steps) || (call->listed && !call->counts) ||
         (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index)))
         return ANYMAX_BAD_POINTER;
-    if (call->left == call->x && (call->draws || call->entropy || call->tau || call->stride != call->n))
+    if (call->left == call->x && (call->draws || call->entropy || call->tau || call->listed || call->stride != call->n))
         return ANYMAX_BAD_POINTER;
     for (int64_t k = 0; k < call->count; k++) {
         if (!is_step(call->steps[k].kind) || call->steps[k].least < 0) return ANYMAX_BAD_CALL;
@@ -403,6 +403,26 @@ extern "C" int anymax_tabled(const anymax_tabled_call *call) {
     const bool large = call->rows > 1 && at_most_so_much(call->rows, row) >= ALONE_MOST;
     return share(large ? parallel_of(call->pool) : nullptr, call->rows, grain_of(row),
                  [=](int64_t begin, int64_t end) { return unit->tabled(call, begin, end, nullptr); });
+}
+
+// -- noise ------------------------------------------------------------------------------------------
+
+extern "C" int anymax_gumbel(const float *pairs, float *out, int64_t count) {
+    if (!entry() || !entry()->unit->gumbel) return ANYMAX_BAD_CALL;
+    if (count < 0) return ANYMAX_BAD_SHAPE;
+    if (count && (!pairs || !out)) return ANYMAX_BAD_POINTER;
+    entry()->unit->gumbel(pairs, out, count);
+    return ANYMAX_OK;
+}
+
+extern "C" int anymax_twister(int64_t *words, int64_t *next, int64_t *left, float *out, int64_t count) {
+    if (!entry() || !entry()->unit->twister) return ANYMAX_BAD_CALL;
+    if (count < 0) return ANYMAX_BAD_SHAPE;
+    if (!words || !next || !left || (count && !out)) return ANYMAX_BAD_POINTER;
+    if (*next < 0 || *left < 1 || *left > ANYMAX_TWISTER_WORDS + 1 || *next > ANYMAX_TWISTER_WORDS + 1 - *left)
+        return ANYMAX_BAD_PARAM;
+    entry()->unit->twister(words, next, left, out, count);
+    return ANYMAX_OK;
 }
 
 extern "C" const char *anymax_error(int code) {

@@ -12,6 +12,9 @@ constexpr int64_t CLASSES_OF_A_PIECE = 16384;  // rows that a thread takes at on
 
 bool usable(double strength) { return strength > 0.0 && strength < (double)INFINITY; }
 
+// True where all threads share each row.
+bool one_at_a_time(const anymax_order_call *call) { return call->rows < ROWS_FEW && call->n >= SHARED_ROW; }
+
 // f(r, own) for rows from `begin` on, with a call that has the row's own strength.
 template <class F>
 int each_row(const anymax_order_call *call, int64_t begin, int64_t end, F f) {
@@ -26,13 +29,14 @@ int each_row(const anymax_order_call *call, int64_t begin, int64_t end, F f) {
 template <class T>
 int forward(const anymax_order_call *call, anymax_parallel team) {
     const int64_t n = call->n, grain = CLASSES_OF_A_PIECE / n + 1;
-    return share(team, call->rows, grain, [&](int64_t begin, int64_t end) -> int {
+    const anymax_parallel of_row = one_at_a_time(call) ? team : nullptr;
+    return share(of_row ? nullptr : team, call->rows, grain, [&](int64_t begin, int64_t end) -> int {
         Room room;
         OrderRow<T> row;
-        if (!OrderRow<T>::take(room, n, call->kl, row)) return ANYMAX_NO_MEMORY;
+        if (!OrderRow<T>::take(room, n, call->kl, of_row, row)) return ANYMAX_NO_MEMORY;
         return each_row(call, begin, end, [&](int64_t r, const anymax_order_call *own) -> int {
-            OrderCall<T>{own}.forward(row, (const T *)call->x + r * n, !usable(own->strength), (T *)call->out + r * n,
-                                      call->order ? call->order + r * n : nullptr);
+            OrderCall<T>{own, of_row}.forward(row, (const T *)call->x + r * n, !usable(own->strength), (T *)call->out + r * n,
+                                              call->order ? call->order + r * n : nullptr);
             return ANYMAX_OK;
         });
     });
@@ -44,8 +48,9 @@ int backward(const anymax_order_call *call, anymax_parallel team) {
     return share(team, call->rows, grain, [&](int64_t begin, int64_t end) -> int {
         return each_row(call, begin, end, [&](int64_t r, const anymax_order_call *own) -> int {
             const int64_t at = r * n;
-            const bool done = OrderCall<T>{own}.backward(call->x ? (const T *)call->x + at : nullptr, (const T *)call->p + at,
-                                                         (const T *)call->g + at, call->order + at, (T *)call->out + at);
+            const bool done =
+                OrderCall<T>{own, nullptr}.backward(call->x ? (const T *)call->x + at : nullptr, (const T *)call->p + at,
+                                                    (const T *)call->g + at, call->order + at, (T *)call->out + at);
             return done ? ANYMAX_OK : ANYMAX_BAD_SUPPORT;
         });
     });

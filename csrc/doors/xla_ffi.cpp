@@ -18,10 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "core/memory.hpp"
 #include "core/unit.h"
 #include "doors/pool.h"
 #include "doors/xla_ffi_abi.h"
@@ -32,6 +29,8 @@
 #include <new>
 #include <thread>
 #endif
+
+using namespace ANYMAX_UNIT;
 
 namespace {
 
@@ -140,20 +139,6 @@ auto with_threads(const xla_call *, F f) {
 }
 
 #endif
-
-// XLA gets results of this size from the system at each run of a program, and for the system to clear and map them page by page
-// can take longer than the kernel: large pages are asked for. True for such memory.
-bool newly_mapped(void *data, int64_t bytes) {
-    if (bytes < NEWLY_MAPPED_FROM) return false;
-#if defined(MADV_HUGEPAGE)
-    const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // a multiple of every page size
-    const uintptr_t begin = (first + page - 1) & ~(page - 1), end = last & ~(page - 1);
-    madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-#else
-    (void)data;
-#endif
-    return true;
-}
 
 // -- what a call says -------------------------------------------------------------------------------
 

@@ -44,17 +44,18 @@ template <class T>
 struct OrderRow {
     using Item = typename ItemOf<T>::type;
     Item *first = nullptr, *second = nullptr;
-    double *z = nullptr, *w = nullptr, *logarithm = nullptr;
+    Counts *counts = nullptr;
+    double *z = nullptr, *w = nullptr, *logarithm = nullptr;  // z lies where the sorted items do not
     Block *block = nullptr;
     LogBlock *in_logarithms = nullptr;
 
-    static bool take(Room &room, int64_t n, bool kl, OrderRow &row) {
+    static bool take(Room &room, int64_t n, bool kl, anymax_parallel team, OrderRow &row) {
         Arena arena{nullptr, 0};
         for (int pass = 0; pass < 2; pass++) {
             arena.take(n, row.first, row.second);
-            arena.take(n, row.z, row.w);
+            arena.take(sorted_parts(n, team) * Item::DIGITS, row.counts);
             arena.take(n + 1, row.block);
-            if (kl) arena.take(n + 2, row.in_logarithms), arena.take(n + 1, row.logarithm);  // the blocks may begin at 1
+            if (kl) arena.take(n + 2, row.in_logarithms), arena.take(n + 1, row.logarithm, row.w);  // the blocks may begin at 1
             if (pass) break;
             char *base = room.take<char>(arena.used);
             if (!base) return false;
@@ -110,36 +111,81 @@ inline int64_t pooled_in_logarithms(LogBlock *block, const double *z, const doub
 template <class T>
 struct OrderCall {
     const anymax_order_call *call;
+    anymax_parallel team;  // of one row, or NULL
 
     static constexpr T MASKED = -(T)INFINITY;
+
+    // f(begin, end) for parts of [0, count).
+    template <class F>
+    void in_parts(int64_t count, F f) const {
+        share(team, count, PIECE, [=](int64_t begin, int64_t end) { return f(begin, end), 0; });
+    }
+
+    // each(block) for every block, then places(block, a, b) for those parts of blocks that lie in a part of the row.
+    template <class F, class G>
+    void in_blocks(Block *block, int64_t count, F each, G places) const {
+        if (!team) {
+            for (int64_t k = 0; k < count; k++)
+                each(block[k], block[k + 1].start), places(block[k], block[k + 1].start, block[k].start, block[k + 1].start);
+            return;
+        }
+        in_parts(count, [=](int64_t begin, int64_t end) {
+            for (int64_t k = begin; k < end; k++) each(block[k], block[k + 1].start);
+        });
+        in_parts(block[count].start, [=](int64_t begin, int64_t end) {
+            for (int64_t k = first_not(count, [=](int64_t k) { return block[k + 1].start <= begin; }), a = begin, b; a < end;
+                 k++, a = b) {
+                b = block[k + 1].start < end ? block[k + 1].start : end;
+                places(block[k], block[k + 1].start, a, b);
+            }
+        });
+    }
 
     // One row, forward; it becomes NaN where it is `poisoned`, or has NaN. `order` may be NULL.
     void forward(OrderRow<T> &row, const T *x, int32_t poisoned, T *out, int32_t *order) const {
         const int64_t n = call->n;
-        int32_t masked = 0;
-        for (int64_t i = 0; i < n; i++) {
-            poisoned |= !(x[i] < (T)INFINITY);
-            masked += x[i] == MASKED;
-        }
+        int64_t masked = 0;
+        bool alone = !team;  // or no other thread came
+        in_parts(n, [=, &poisoned, &masked, &alone](int64_t begin, int64_t end) {
+            int32_t bad = 0, hidden = 0;
+            if (end - begin == n) alone = true;
+            for (int64_t i = begin; i < end; i++) {
+                bad |= !(x[i] < (T)INFINITY);
+                hidden += x[i] == MASKED;
+            }
+            if (bad) __atomic_store_n(&poisoned, 1, __ATOMIC_RELAXED);
+            if (hidden) __atomic_fetch_add(&masked, (int64_t)hidden, __ATOMIC_RELAXED);
+        });
         if (poisoned) {
             for (int64_t i = 0; i < n; i++) out[i] = (T)NAN;
             for (int64_t i = 0; order && i < n; i++) order[i] = (int32_t)((uint32_t)i | FIRST_OF_BLOCK);
             return;
         }
+        OrderCall{call, alone ? nullptr : team}.of_sound(row, x, n - masked, out, order);
+    }
+
+    // The same of a row of which m classes are not masked.
+    void of_sound(OrderRow<T> &row, const T *x, int64_t m, T *out, int32_t *order) const {
+        using Item = typename OrderRow<T>::Item;
+        const int64_t n = call->n;
         const bool descending = call->descending;
-        if (masked)  // such a class comes last, whichever way the others are sorted
-            for (int64_t i = 0; i < n; i++)
-                row.first[i] = OrderRow<T>::Item::of(x[i] == MASKED || descending ? x[i] + (T)0 : (T)0 - x[i], (uint32_t)i);
-        else if (descending)
-            for (int64_t i = 0; i < n; i++) row.first[i] = OrderRow<T>::Item::of(x[i] + (T)0, (uint32_t)i);  // -0 is 0
-        else
-            for (int64_t i = 0; i < n; i++) row.first[i] = OrderRow<T>::Item::of((T)0 - x[i], (uint32_t)i);
-        const auto *item = sorted(row.first, row.second, n);
-        const int64_t m = n - masked;
-        call->sorted ? sorted_scores(row, item, x, out, m) : ranks(row, item, x, out, m);
+        in_parts(n, [=, first = row.first](int64_t begin, int64_t end) {
+            if (m < n)  // such a class comes last, whichever way the others are sorted
+                for (int64_t i = begin; i < end; i++)
+                    first[i] = Item::of(x[i] == MASKED || descending ? x[i] + (T)0 : (T)0 - x[i], (uint32_t)i);
+            else if (descending)
+                for (int64_t i = begin; i < end; i++) first[i] = Item::of(x[i] + (T)0, (uint32_t)i);  // -0 is 0
+            else
+                for (int64_t i = begin; i < end; i++) first[i] = Item::of((T)0 - x[i], (uint32_t)i);
+        });
+        const Item *item = sorted(row.first, row.second, n, row.counts, team);
+        row.z = (double *)(item == row.first ? row.second : row.first);
+        call->sorted ? sorted_scores(row, item, x, out, m) : ranks(row, item, out, m);
         for (int64_t j = m; j < n; j++) out[call->sorted ? j : (int64_t)item[j].place()] = 0;
         if (!order) return;
-        for (int64_t j = 0; j < n; j++) order[j] = (int32_t)item[j].place();
+        in_parts(n, [=](int64_t begin, int64_t end) {
+            for (int64_t j = begin; j < end; j++) order[j] = (int32_t)item[j].place();
+        });
         const bool logarithms = call->kl && row.in_logarithms[0].start == 1;
         for (int64_t k = 0, a; (a = logarithms ? row.in_logarithms[k + 1].start : row.block[k].start) < m; k++)
             order[a] |= (int32_t)FIRST_OF_BLOCK;
@@ -173,32 +219,37 @@ struct OrderCall {
 
     // Blocks end at a gap of n in l2, and of log n in kl: a larger one counts as that, so that no numbers are large.
     template <class Item>
-    void ranks(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
+    void ranks(OrderRow<T> &row, const Item *item, T *out, int64_t m) const {
         if (!m) return nothing(row);
-        const double sign = call->descending ? 1.0 : -1.0, scale = sign * fmin(1.0 / call->strength, 1e300),
-                     widest = call->kl ? log((double)m) + 2.0 : (double)m + 1.0;
+        const double scale = fmin(1.0 / call->strength, 1e300), widest = call->kl ? log((double)m) + 2.0 : (double)m + 1.0;
         double *const z = row.z;
-        double above = (double)x[item[0].place()], at = 0.0;
+        double above = (double)item[0].number(), at = 0.0;
         const auto next = [&](int64_t j) {
-            const double here = (double)x[item[j].place()], gap = (above - here) * scale;
+            const double here = (double)item[j].number(), gap = (above - here) * scale;
             above = here, at -= gap < widest ? gap : widest;
             return z[j] = at;
         };
         if (!call->kl) {
             const int64_t count =
                 pooled(row.block, m, [&](int64_t j, double &a, double &b) { a = next(j) - (double)(m - j), b = 1.0; });
-            for (int64_t k = 0; k < count; k++) {
-                const int64_t a = row.block[k].start, b = row.block[k + 1].start;
-                if (b - a == 1) {
-                    out[item[a].place()] = (T)(m - a);
-                    continue;
-                }
-                // not z - v, which may be the difference of large numbers
-                const double first = z[a], shift = (double)m - 0.5 * (double)(a + b - 1) -
-                                                   sum_of(a, b, [=](int64_t j) { return z[j] - first; }) / (double)(b - a);
-                for (int64_t j = a; j < b; j++) out[item[j].place()] = (T)((z[j] - first) + shift);
-            }
-            return;
+            // not z - v, which may be the difference of large numbers
+            return in_blocks(
+                row.block, count,
+                [=](Block &block, int64_t end) {
+                    const int64_t a = block.start;
+                    if (end - a == 1) return;
+                    const double first = z[a];
+                    block.a = (double)m - 0.5 * (double)(a + end - 1) -
+                              sum_of(a, end, [=](int64_t j) { return z[j] - first; }) / (double)(end - a);
+                },
+                [=](const Block &block, int64_t end, int64_t a, int64_t b) {
+                    if (end - block.start == 1) {
+                        out[item[a].place()] = (T)(m - a);
+                        return;
+                    }
+                    const double first = z[block.start];
+                    for (int64_t j = a; j < b; j++) out[item[j].place()] = (T)((z[j] - first) + block.a);
+                });
         }
         for (int64_t j = 0; j < m; j++) next(j), row.w[j] = row.logarithm[m - j];
         each_block(row, m, [=](int64_t a, int64_t b, bool exponentials, double v) {
@@ -215,26 +266,27 @@ struct OrderCall {
     void sorted_scores(OrderRow<T> &row, const Item *item, const T *x, T *out, int64_t m) const {
         if (!m) return nothing(row);
         const double sign = call->descending ? 1.0 : -1.0, gap = fmin(1.0 / call->strength, 1e280),
-                     top = sign * (double)x[item[0].place()];
+                     top = (double)item[0].number();
         const auto alone = [=](int64_t j) { out[j] = x[item[j].place()]; };
         if (!call->kl) {
             const int64_t count = pooled(row.block, m, [=](int64_t j, double &a, double &b) {
-                a = -(double)j * gap - (sign * (double)x[item[j].place()] - top), b = 1.0;
+                a = -(double)j * gap - ((double)item[j].number() - top), b = 1.0;
             });
-            for (int64_t k = 0; k < count; k++) {
-                const int64_t a = row.block[k].start, b = row.block[k + 1].start;
-                if (b - a == 1) {
-                    alone(a);
-                    continue;
-                }
-                const double first = (double)x[item[a].place()], middle = 0.5 * (double)(a + b - 1);
-                const double mean =
-                    first + sum_of(a, b, [=](int64_t j) { return (double)x[item[j].place()] - first; }) / (double)(b - a);
-                for (int64_t j = a; j < b; j++) out[j] = (T)(mean + sign * ((middle - (double)j) * gap));
-            }
-            return;
+            return in_blocks(
+                row.block, count,
+                [=](Block &block, int64_t end) {
+                    if (end - block.start == 1) return;
+                    const double first = (double)item[block.start].number();
+                    block.a = first + sum_of(block.start, end, [=](int64_t j) { return (double)item[j].number() - first; }) /
+                                          (double)(end - block.start);
+                },
+                [=](const Block &block, int64_t end, int64_t a, int64_t b) {
+                    if (end - block.start == 1) return alone(a);
+                    const double middle = 0.5 * (double)(block.start + end - 1);
+                    for (int64_t j = a; j < b; j++) out[j] = (T)(sign * block.a + sign * ((middle - (double)j) * gap));
+                });
         }
-        for (int64_t j = 0; j < m; j++) row.z[j] = -(double)j * gap, row.w[j] = sign * (double)x[item[j].place()] - top;
+        for (int64_t j = 0; j < m; j++) row.z[j] = -(double)j * gap, row.w[j] = (double)item[j].number() - top;
         each_block(row, m, [=](int64_t a, int64_t b, bool exponentials, double v) {
             if (b - a == 1) return alone(a);
             const double shift = top - (exponentials ? log(v) : v);

@@ -11,8 +11,9 @@ namespace ANYMAX_UNIT {
 
 // A number as a key that rises as the number falls, and its place.
 struct Item32 {
-    uint64_t both;  // key, place
-    static constexpr int DIGITS = 4;
+    uint64_t both;                                                  // key, place
+    static constexpr int DIGITS = 4, FIRST = 1, FIRST_OF_MANY = 0;  // of those that a sort begins with
+    static constexpr int64_t MANY = SORTED_MANY;
     uint32_t digit(int d) const { return (uint32_t)(both >> (32 + 8 * d)) & 255; }
     uint32_t place() const { return (uint32_t)both; }
     bool before(const Item32 &other) const { return both < other.both; }
@@ -22,11 +23,19 @@ struct Item32 {
         u = u >> 31 ? u : u ^ 0x7fffffffu;
         return Item32{(uint64_t)u << 32 | place};
     }
+    float number() const {
+        uint32_t u = (uint32_t)(both >> 32);
+        float x;
+        u = u >> 31 ? u : u ^ 0x7fffffffu;
+        memcpy(&x, &u, sizeof x);
+        return x;
+    }
 };
 struct Item64 {
     uint64_t key;
     uint64_t at;
-    static constexpr int DIGITS = 8;
+    static constexpr int DIGITS = 8, FIRST = 4, FIRST_OF_MANY = 2;
+    static constexpr int64_t MANY = 8 * SORTED_MANY;
     uint32_t digit(int d) const { return (uint32_t)(key >> (8 * d)) & 255; }
     uint32_t place() const { return (uint32_t)at; }
     bool before(const Item64 &other) const { return key < other.key || (key == other.key && at < other.at); }
@@ -34,6 +43,12 @@ struct Item64 {
         uint64_t u;
         memcpy(&u, &x, sizeof u);
         return Item64{u >> 63 ? u : u ^ 0x7fffffffffffffffull, place};
+    }
+    double number() const {
+        const uint64_t u = key >> 63 ? key : key ^ 0x7fffffffffffffffull;
+        double x;
+        memcpy(&x, &u, sizeof x);
+        return x;
     }
 };
 template <class T>
@@ -62,20 +77,54 @@ bool inserted(Item *a, int64_t n, int64_t most) {
     return true;
 }
 
-// Sorts by the digits from LOWEST on; the items are in the one that is returned.
+// How often each value of a digit is there in a part of a row, then where its items go.
+typedef uint32_t Counts[256];
+
+// Parts of a row that is sorted, and the rooms for the counts of all digits that they need.
+constexpr int64_t sorted_parts(int64_t n, anymax_parallel team) { return team ? (n + PIECE - 1) / PIECE : 1; }
+
+// Sorts by the digits from LOWEST on, in parts that the threads of `team` share; the items are in the one that is returned.
 template <int LOWEST, class Item>
-Item *by_digits(Item *a, Item *b, int64_t n) {
-    uint32_t counts[Item::DIGITS][256] = {};
-    for (int64_t i = 0; i < n; i++)
-        for (int d = LOWEST; d < Item::DIGITS; d++) counts[d][a[i].digit(d)]++;
-    for (int d = LOWEST; d < Item::DIGITS; d++) {
-        uint32_t *count = counts[d], from = 0;
-        if (count[a[0].digit(d)] == n) continue;  // all have this digit
-        for (int c = 0; c < 256; c++) {
-            const uint32_t here = count[c];
-            count[c] = from, from += here;
-        }
-        for (int64_t i = 0; i < n; i++) b[count[a[i].digit(d)]++] = a[i];
+Item *by_digits(Item *a, Item *b, int64_t n, Counts *counts, anymax_parallel team) {
+    constexpr int DIGITS = Item::DIGITS;
+    const int64_t parts = sorted_parts(n, team), size = team ? PIECE : n;
+    // of digits d to `end`, in each part
+    const auto count = [&](int d, int end) {
+        share(team, n, size, [=](int64_t from, int64_t to) {
+            for (int64_t i = from; i < to;) {
+                Counts *own = counts + i / size * DIGITS;
+                memset(own + d, 0, sizeof(Counts) * (size_t)(end - d));
+                for (const int64_t stop = i + size < to ? i + size : to; i < stop; i++)
+                    for (int e = d; e < end; e++) own[e][a[i].digit(e)]++;
+            }
+            return 0;
+        });
+    };
+    count(LOWEST, DIGITS);
+    bool moved = false;
+    for (int d = LOWEST; d < DIGITS; d++) {
+        int64_t alike = 0;
+        for (int64_t k = 0; k < parts; k++) alike += counts[k * DIGITS + d][a[0].digit(d)];
+        if (alike == n) continue;  // all have this digit
+        if (moved && parts > 1) count(d, d + 1);
+        uint32_t from = 0;
+        const auto begins = [&](uint32_t &place) {
+            const uint32_t here = place;
+            place = from, from += here;
+        };
+        if (parts == 1)
+            for (int c = 0; c < 256; c++) begins(counts[d][c]);
+        else
+            for (int c = 0; c < 256; c++)
+                for (int64_t k = 0; k < parts; k++) begins(counts[k * DIGITS + d][c]);
+        share(team, n, size, [=](int64_t from, int64_t to) {
+            for (int64_t i = from; i < to;) {
+                uint32_t *own = counts[i / size * DIGITS + d];
+                for (const int64_t stop = i + size < to ? i + size : to; i < stop; i++) b[own[a[i].digit(d)]++] = a[i];
+            }
+            return 0;
+        });
+        moved = true;
         Item *const other = a;
         a = b, b = other;
     }
@@ -85,15 +134,17 @@ Item *by_digits(Item *a, Item *b, int64_t n) {
 // Sorts `a`, with `b` as scratch memory of the same size; the sorted items are in the one that is returned. Equal numbers keep
 // their order.
 template <class Item>
-Item *sorted(Item *a, Item *b, int64_t n) {
+Item *sorted(Item *a, Item *b, int64_t n, Counts *counts, anymax_parallel team) {
     if (n <= INSERTED_MOST) {
         inserted(a, n, INT64_MAX);
         return a;
     }
     // the lowest digits seldom matter: a few moves put right what they leave, or else they are taken, too
-    Item *const most = by_digits<Item::DIGITS == 4 ? 1 : 4>(a, b, n);
-    if (inserted(most, n, n)) return most;
-    Item *const all = by_digits<0>(most, most == a ? b : a, n);
+    const bool many = n >= Item::MANY;
+    Item *const most =
+        many ? by_digits<Item::FIRST_OF_MANY>(a, b, n, counts, team) : by_digits<Item::FIRST>(a, b, n, counts, team);
+    if ((many && !Item::FIRST_OF_MANY) || inserted(most, n, n)) return most;
+    Item *const all = by_digits<0>(most, most == a ? b : a, n, counts, team);
     inserted(all, n, INT64_MAX);  // equal numbers, which the moves may have left out of order
     return all;
 }

@@ -39,7 +39,7 @@ class SmallMatrices {
     typedef vec<C> V;
     const int64_t given_n, given_m;
     V *const entries, *const work, *const weighed;
-    V rows[SMALL_SIDE], columns[SMALL_SIDE];  // the sums that are asked for
+    V rows[SMALL_LONGEST], columns[SMALL_LONGEST];  // the sums that are asked for
 
     ANYMAX_INLINE int64_t n() const { return SIDE ? SIDE : given_n; }
     ANYMAX_INLINE int64_t m() const { return SIDE ? SIDE : given_m; }
@@ -111,7 +111,7 @@ class SmallMatrices {
     }
 
     ANYMAX_INLINE void forward(int64_t iterations) {
-        V u[SMALL_SIDE], v[SMALL_SIDE];
+        V u[SMALL_LONGEST], v[SMALL_LONGEST];
         for (int64_t j = 0; j < m(); j++) v[j] = all<V>(C(1));
         for (int64_t k = 1; k < iterations; k++) scale_rows(v, u), scale_columns(u, v);
         scale_rows(v, u);
@@ -121,7 +121,7 @@ class SmallMatrices {
     // The same until the rows of every matrix have their sums within the tolerance; `left` is what they lack. A matrix that is
     // done does not change any more, so it does not depend on the others.
     ANYMAX_INLINE void converge(int64_t iterations, C tolerance, double *left, int64_t count) {
-        V u[SMALL_SIDE], v[SMALL_SIDE], by_row[SMALL_SIDE], most = all<V>(C(1));
+        V u[SMALL_LONGEST], v[SMALL_LONGEST], by_row[SMALL_LONGEST], most = all<V>(C(1));
         for (int64_t j = 0; j < m(); j++) v[j] = all<V>(C(1));
         for (int64_t i = 0; i < n(); i++) by_row[i] = C(1) / rows[i], u[i] = V{};
         for (int64_t k = 0; k < iterations && bits(most > tolerance); k++) {
@@ -145,8 +145,8 @@ class SmallMatrices {
     // iterations backwards: s and t are what a column's and a row's factor pass on, and `work` gathers the part of each entry.
     ANYMAX_INLINE void backward(const C *g, int64_t count, int64_t iterations, C temperature, V *past) {
         const int64_t size = n() * m(), step = n() + m();
-        V ones[SMALL_SIDE], of_rows[SMALL_SIDE], of_columns[SMALL_SIDE], s[SMALL_SIDE], t[SMALL_SIDE], by_row[SMALL_SIDE],
-            by_column[SMALL_SIDE];
+        V ones[SMALL_LONGEST], of_rows[SMALL_LONGEST], of_columns[SMALL_LONGEST], s[SMALL_LONGEST], t[SMALL_LONGEST],
+            by_row[SMALL_LONGEST], by_column[SMALL_LONGEST];
         for (int64_t j = 0; j < m(); j++) ones[j] = all<V>(C(1)), by_column[j] = C(1) / columns[j], of_columns[j] = V{};
         for (int64_t i = 0; i < n(); i++) by_row[i] = C(1) / rows[i];
         const V *v = ones;

@@ -134,6 +134,8 @@ constexpr decltype(anymax_unit::decode) decode = nullptr;
 constexpr decltype(anymax_unit::choose) choose = nullptr;
 constexpr decltype(anymax_unit::transport) transport = nullptr;
 constexpr decltype(anymax_unit::tabled) tabled = nullptr;
+constexpr decltype(anymax_unit::gumbel) gumbel_of = nullptr;
+constexpr decltype(anymax_unit::twister) twister = nullptr;
 #endif
 
 }  // namespace ANYMAX_UNIT
@@ -152,4 +154,6 @@ extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {
     ANYMAX_UNIT::choose,
     ANYMAX_UNIT::transport,
     ANYMAX_UNIT::tabled,
+    ANYMAX_UNIT::gumbel_of,
+    ANYMAX_UNIT::twister,
 };

@@ -92,7 +92,8 @@ class Transport {
 
     int run(int64_t begin, int64_t end) {
         constexpr int64_t THIN = width<C> / 2;  // of the vectors along such a side most lanes are idle
-        const bool small = call.n <= SMALL_SIDE && call.m <= SMALL_SIDE,
+        const int64_t longer = call.n > call.m ? call.n : call.m, most = call.g ? SMALL_ENTRIES_BACKWARD : SMALL_THIN_ENTRIES;
+        const bool small = longer <= SMALL_SIDE || (longer <= SMALL_LONGEST && size <= most),
                    near_ones = small || (call.n >= THIN && call.m >= THIN && size < SHARED_MATRIX),
                    remembers = !call.g || call.iterations <= SMALL_ITERATIONS;
         // of which the others are idle lanes

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import functional, likelihood, mappings, margins, transforms
+from . import functional, kernels, likelihood, mappings, margins, transforms
 from ._config import show_config
 from ._core import elsewhere
 from ._core.facts import Facts
@@ -169,6 +169,8 @@ providers.segments_unpadded = _segments_unpadded
 providers.layer_bridge = _layer_bridge
 providers.softmax_terms = likelihood.softmax_terms
 providers.softmax_divergence = likelihood.softmax_divergence
+providers.noise_maker = kernels.noise_maker
+providers.torch_uniform = kernels.torch_uniform
 providers.check()
 
 # these need a framework, matplotlib or scikit-learn

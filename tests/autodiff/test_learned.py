@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from forty_digits import slopes
@@ -110,6 +112,38 @@ def test_strange_rows(kind, value):
     assert got[1].isnan()
     assert got[2] == 0.0
     assert got[3] == 0.0  # a single class has all that it may have
+
+
+@pytest.mark.parametrize("shape", [(), (4, 1)], ids=str)
+@pytest.mark.parametrize("engine", [None, "reference"])
+@pytest.mark.parametrize("kind", [A.Entmax, A.NormMax, A.Budget, A.Bounded])
+def test_a_row_of_nan_that_does_not_count(kind, engine, shape):
+    """Its gradient is 0, and so is what it adds to that of a parameter of all rows."""
+    target, weight, others = torch.tensor([2, 0, 5, 0]), torch.tensor(ROW, dtype=D).diag(), [0, 2, 3]
+    of = lambda x: target[others] if len(x) == 3 else target  # noqa: E731
+    verbs = [
+        lambda m, x: A.apply(m, x)[..., :3],
+        lambda m, x: A.log_apply(m, x).clamp(min=-5),
+        lambda m, x: A.log_prob(m, x, of(x)).clamp(min=-5),
+    ]
+    if kind is not A.Budget:
+        one_hot = torch.nn.functional.one_hot
+        verbs.append(lambda m, x: A.fenchel_young(m, x, one_hot(of(x), 6).to(D), reduction="none"))
+        verbs.append(lambda m, x: A.fenchel_young(m, x, of(x), reduction="none"))
+        verbs.append(lambda m, x: A.linear_loss(x, weight, of(x), m, reduction="none"))
+    context = contextlib.nullcontext() if engine is None else A.use(engine)
+    for verb in verbs:
+        found = []
+        for rows in (range(4), others):
+            x = torch.tensor(np.stack([ROW, G, -ROW, -G]))
+            x[1, 2] = np.nan
+            x = x[list(rows)].requires_grad_()
+            a = torch.full(shape, 1.4, dtype=D)[list(rows) if shape else ()].requires_grad_()
+            with context:
+                value = verb(kind(a), x)
+                found.append(torch.autograd.grad((value[others] if len(rows) == 4 else value).sum(), a)[0])
+        torch.testing.assert_close(found[0][others] if shape else found[0], found[1], rtol=1e-12, atol=1e-12)
+        assert not shape or found[0][1] == 0
 
 
 def test_a_mask_is_minus_infinity():

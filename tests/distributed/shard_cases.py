@@ -300,6 +300,7 @@ LOSSES = {
 }
 TOKENS = torch.randint(-1, N, (2, 6), generator=torch.Generator().manual_seed(7))
 TOKENS[0, 2], TOKENS[1, 0] = -1, 3
+TOKENS[1, 3], TOKENS[:, 4] = -100, -100
 VERBS = {
     "apply": Verb(lambda here, name, m, x: here.call("apply", m, x), joined=True),
     "apply, flat": Verb(lambda here, name, m, x: here.call("apply", m, 0.02 * x), joined=True),

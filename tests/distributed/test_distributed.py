@@ -1,6 +1,7 @@
 """Rows of scores whose classes are on several processes: the values and gradients of one process, in fp64, however the classes are cut."""
 
 import importlib.util
+import itertools
 
 import pytest
 
@@ -280,3 +281,22 @@ def test_a_weight_of_0_leaves_out_an_infinite_loss(target):
 def test_every_cell_is_empty_or_tested():
     assert all(is_empty(verb, name) or (verb, name) in CELLS for verb in VERBS for name in MAPS)
     assert SHORT.keys() <= MAPS.keys()
+
+
+@pytest.mark.parametrize("verb", ["apply", "log_apply", "threshold", "log_prob_entropy"])
+def test_a_budget_of_more_classes_than_are_left(verb):
+    """Where others are masked each class gets 1; and a call without rows gathers no candidates."""
+    x = numbers(4, 3, 8)
+    x[:, 3:] = -INF
+    for k, count in itertools.product((0, 5, 6.5, 8, torch.tensor(7.0)), (0, 1, 3)):
+        target = [torch.arange(count)] if verb == "log_prob_entropy" else []
+        want = getattr(A, verb)(A.Budget(k), x[:count], *target)
+
+        def part(group, k=k, count=count, target=target):
+            mine = x[:count, :5] if group.rank == 0 else x[:count, 5:]
+            return getattr(D, verb)(A.Budget(k), mine, *target, group=group)
+
+        first, second = together(2, part)
+        got = first if isinstance(first, tuple) else (torch.cat([first, second], -1),)
+        for a, b in zip(got, want if isinstance(want, tuple) else (want,)):
+            assert torch.allclose(a, b.to(a.dtype), rtol=1e-12, atol=0), (k, count)

@@ -319,7 +319,7 @@ ONLY_HERE = {"group", "axis_name", "class_start", "class_count"}
 OF_ONE_PROCESS = {"score_dtype", "invariant"}
 NOT_HERE = {
     "linear_loss": {"least", "return_predicted"} | OF_ONE_PROCESS, "linear_log_prob": OF_ONE_PROCESS,
-    "linear_log_prob_entropy": OF_ONE_PROCESS, "linear_threshold": OF_ONE_PROCESS,
+    "linear_log_prob_entropy": OF_ONE_PROCESS, "linear_threshold": OF_ONE_PROCESS, "linear_kl": OF_ONE_PROCESS,
 }  # fmt: skip
 
 

@@ -136,10 +136,38 @@ def test_rows_that_are_hard_to_sort(engine, dtype):
                 laws.close(soft_sort(x, regularization_strength=1e-9), np.sort(x), 1e-5 * np.abs(x).max())
 
 
-def test_far_scores_are_not_merged():
-    """exp(z) exp(w) of a row is 0 where z and w both go down to -600."""
-    x = np.array([0.0, -101.0, -198.0, -297.0, -396.0, -495.0])
-    np.testing.assert_array_equal(soft_sort(x, "kl", 0.01, descending=True), [0, -100, -198, -297, -396, -495])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_all_threads_share_a_long_row_and_nothing_depends_on_them(dtype):
+    from engine_state import by_threads
+
+    if isinstance(native.load(), str):
+        pytest.skip("the engine is not compiled")
+    x = np.random.default_rng(0).permutation(600_000).astype(dtype) - 300_000
+    np.testing.assert_array_equal(soft_rank(x, regularization_strength=1e-12), x + 300_001)
+    np.testing.assert_array_equal(soft_sort(x, regularization_strength=1e-12), np.sort(x))
+    x = np.random.default_rng(0).normal(size=600_000).astype(dtype)
+    x[::7], x[1::7], x[2::7] = -INF, 0.0, -0.0
+    for strength in (1e-4, 1.0):
+        for verb in (soft_rank, soft_sort):
+            one, *others = by_threads((1, 2, 3), lambda: verb(x, regularization_strength=strength))  # noqa: B023
+            for other in others:
+                np.testing.assert_array_equal(one, other)
+
+
+@engines
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_far_scores_have_exponentials_of_zero(engine, dtype):
+    """exp(z) exp(w) of a row is 0 where z and w both go down to -600, in fp32 to -88."""
+    x = np.array([0.0, -101.0, -198.0, -297.0, -396.0, -495.0], dtype)
+    with on(engine):
+        np.testing.assert_array_equal(soft_sort(x, "kl", 0.01, descending=True), [0, -100, -198, -297, -396, -495])
+        for scale, strength, seed in itertools.product((88.0, 1e3), (0.005, 0.1, 1.0), range(4)):
+            rng = np.random.default_rng(seed)
+            x = (scale * rng.normal(size=7)).astype(dtype)
+            x[4:] = x[:3] + 0.3 * rng.normal(size=3)
+            for down in (False, True):
+                want, close = x.astype(float), 4.0 * np.finfo(dtype).eps * (np.abs(x).max() + 7 / strength)
+                laws.close(soft_sort(x, "kl", strength, descending=down), sort_of(want, strength, True, down), close)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ tested in test_linear_gpu.py.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import row_cases
 from triton_place import DEVICE, REAL, WARNINGS
@@ -14,10 +16,10 @@ torch = pytest.importorskip("torch")
 
 import anymax as am
 from anymax.kernels import engine_of
-from anymax.kernels.tasks import LAYER
-from anymax.kernels.triton import ENGINE
+from anymax.kernels.tasks import LAYER, SCORES, ScoreBlock
+from anymax.kernels.triton import ENGINE, plans
 from anymax.kernels.triton import layer as gpu
-from anymax.linear import torch_blocks, torch_products
+from anymax.linear import layer, torch_blocks, torch_products
 
 pytestmark = WARNINGS
 
@@ -35,6 +37,7 @@ def _as_on_a_gpu(monkeypatch):
         yield
         return
     monkeypatch.setattr(torch_blocks, "on_gpu", lambda x: True)
+    monkeypatch.setattr(layer, "on_cpu", lambda x: False)
     with am.use("triton"):
         yield
 
@@ -238,9 +241,263 @@ def test_the_factor_of_a_loss_is_read_by_a_kernel(factor, monkeypatch):
         compare(got, torch.autograd.grad(loss(*(a.double() for a in free)), free), 2e-5)
 
 
+# -- blocks of scores ----------------------------------------------------------------------------------------------------------------
+
+BLOCKS = {
+    "plain": {},
+    "bias": {"bias"},
+    "masked": {"keep"},
+    "classes": {"classes", "bias"},
+    "all": {"bias", "keep", "factor", "cap"},
+}
+FIRST, CAP = 100, 3.0
+
+
+def block_of(given, dtype="float32", n=4500):
+    """A block of 5 rows, of which one has no class in it, one none at all, and one is masked but for its class; and its scores in fp64."""
+    draw = torch.Generator().manual_seed(0)
+    numbers = (2.0 * torch.randn(5, n, generator=draw)).to(getattr(torch, dtype))
+    index = torch.tensor([FIRST + 7, FIRST + n - 1, FIRST + n, -1, FIRST])
+    bias = torch.randn(n, generator=draw).to(numbers.dtype) if "bias" in given else None
+    keep = torch.rand(5, n, generator=draw) < 0.7 if "keep" in given else None
+    factor = torch.rand(5, 1, generator=draw) + 0.5 if "factor" in given else None
+    s = numbers.float()
+    if bias is not None:
+        s = (s + bias.float()).to(numbers.dtype).float()
+    if factor is not None:
+        s = (s * factor).to(numbers.dtype).float()
+    s = s.double()
+    if keep is not None:
+        keep[0, 7], keep[4] = False, torch.arange(n) == 0
+    elif "classes" in given:
+        keep = torch.arange(n)[None] % 7 != 3
+        numbers[1, 3], numbers[2, 10] = math.nan, math.inf  # of masked classes
+    if keep is not None:
+        s = s.masked_fill(~keep, -math.inf)
+    cap = CAP if "cap" in given else 0.0
+    there = [None if a is None else a.to(DEVICE) for a in (numbers, bias, keep, factor, index)]
+    return ScoreBlock(*there, FIRST, cap), (cap * (s / cap).tanh()).where(s > -math.inf, s) if cap else s
+
+
+def others_of(s, index):
+    """The scores but for that of each row's class, which is the other result."""
+    classes = torch.arange(s.shape[1])[None] == index.cpu()[:, None] - FIRST
+    return s.masked_fill(classes, -math.inf), torch.where(classes, s, -math.inf).amax(1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("n", [4500, 70])
+@pytest.mark.parametrize("given", BLOCKS)
+def test_the_terms_of_a_block(given, n, dtype):
+    block, s = block_of(BLOCKS[given], dtype, n)
+    weights = torch.rand(n, generator=torch.Generator().manual_seed(1))
+    weights[s[4] == -math.inf] = 0.0
+    terms, best = ENGINE.score_terms(block, weights.to(DEVICE), entropy=True, best=True)
+    others, of_target = others_of(s, block.index)
+    level = others.logsumexp(1)
+    q = (others - level[:, None]).exp().nan_to_num(0.0)
+    entropy = -torch.where(q > 0, q * (others - level[:, None]), 0.0).sum(1)
+    weighted = torch.where(weights == 0, 0.0, s * weights).sum(1)
+    want = torch.stack([of_target, level, entropy, torch.where(weighted.isinf(), 0.0, weighted)], 1)
+    got = terms.cpu().double()
+    got[:, 3] = torch.where(weighted.isinf(), 0.0, got[:, 3])
+    assert torch.equal(got == -math.inf, want == -math.inf)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=2e-5)
+    assert best.cpu().tolist() == s.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("out", ["apart", "over", "narrowed"])
+@pytest.mark.parametrize("given", BLOCKS)
+def test_the_gradient_of_a_block_is_written_over_it(given, out):
+    block, s = block_of(BLOCKS[given])
+    draw, n = torch.Generator().manual_seed(2), s.shape[1]
+    weights, of_row = torch.rand(n, generator=draw), torch.randn(5, 5, generator=draw)
+    others, _ = others_of(s, block.index)
+    level = others.logsumexp(1, keepdim=True)
+    of_row[:, :1] = torch.where(level == -math.inf, math.inf, level)
+    _, a, e, b, c = (of_row[:, i : i + 1].double() for i in range(5))
+    log_q = (others - of_row[:, :1]).clamp(min=-1e4)
+    want = log_q.exp() * (a - b * log_q)
+    want = torch.where(torch.arange(n)[None] == block.index.cpu()[:, None] - FIRST, e, want) + c * weights
+    if block.cap:
+        want *= torch.where(s > -math.inf, 1.0 - (s / CAP) ** 2, 1.0)
+    if block.factor is not None:
+        want *= block.factor.cpu()
+    memory = torch.empty_like(block.numbers) if out == "apart" else block.numbers
+    to = memory.view(torch.float16)[:, :n] if out == "narrowed" else memory
+    ENGINE.score_slopes(block, to, of_row.to(DEVICE), weights.to(DEVICE), mixed=True)
+    tolerance = 2e-3 if out == "narrowed" else 2e-5
+    torch.testing.assert_close(to.cpu().double(), want, rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_of_a_block_is_the_same_alone_and_beside_one_of_nan_or_infinity():
+    block, _ = block_of({"bias", "factor"})
+    block.numbers[1, 5], block.numbers[2, 0] = math.nan, math.inf
+    terms, _ = ENGINE.score_terms(block, None, entropy=True, best=False)
+    assert bool(terms[[1, 2], 1].isnan().all())
+    assert bool(terms[[1, 2], 2].isnan().all())
+    for row in (0, 3, 4):
+        one = slice(row, row + 1)
+        alone = block._replace(numbers=block.numbers[one].clone(), factor=block.factor[one], index=block.index[one])
+        of_one, _ = ENGINE.score_terms(alone, None, entropy=True, best=False)
+        assert torch.equal(of_one[0, :3], terms[row, :3])
+
+
+SPARSE = row_cases.some("sparsemax", "entmax-1.5", "top-k")
+ROW_PLANS = {"whole": None, "steps": plans.Plan(1, 2, 32, False, 1), "parts": plans.Plan(1, 2, 32, False, 1, 4)}
+
+
+@pytest.mark.parametrize("plan", ROW_PLANS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_gradient_of_a_sparse_map_is_written_over_its_scores(name, dtype, plan, monkeypatch):
+    """Where few scores of a row may have a probability it reads no others, as in row 0; row 1 is lost, row 2 left out, and in row 3 many
+    scores have one."""
+    monkeypatch.setattr(plans, "FEW", 16)
+    if plan != "whole":
+        for family in plans.FAMILIES:
+            monkeypatch.setitem(plans.forced, family, ROW_PLANS[plan])
+    s = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    s[0, ::50] += 6.0
+    s[1, 3] = math.nan
+    s[3] *= 0.01
+    t, g = torch.tensor([0, 5, -1, 299], device=DEVICE), torch.linspace(0.5, 2.0, 4, device=DEVICE)
+    loss = ENGINE.index_loss(SPARSE[name], s, t, save=True)
+    want = ENGINE.index_loss_grad(SPARSE[name], s, t, g, loss.saved).to(getattr(torch, dtype))
+    assert bool(want[1].isnan().all())
+    out = s if dtype == "float32" else s.view(torch.float16)[:, :300]
+    ENGINE.score_loss_grad(SPARSE[name], s, t, g, loss.saved, out)
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reduction"),
+    [
+        ("sparsemax", "plain", "mean"), ("sparsemax", "weight", "mean"), ("sparsemax", "rows", "mean"), ("sparsemax", "rows", "none"),
+        ("sparsemax", "invariant", "mean"), ("top-k", "plain", "none"),
+    ],
+)  # fmt: skip
+def test_a_sparse_map_has_one_kernel_for_its_gradient(name, options, reduction, monkeypatch):
+    """It writes that of half precision; a masked target has an infinite loss, and no gradient."""
+    written, write = [], type(ENGINE).score_loss_grad
+    monkeypatch.setattr(type(ENGINE), "score_loss_grad", lambda *given: written.append(1) or write(*given))
+    (*operands_, t), draw, given = operands("float16"), torch.Generator().manual_seed(1), {}
+    if options == "rows":
+        given = {"mask": (torch.rand(ROWS, CLASSES, generator=draw) < 0.7).to(DEVICE)}
+        given["mask"].scatter_(1, t.clamp(min=0)[:, None], True)
+    of_class = {"of_class": torch.rand(CLASSES, generator=draw).to(DEVICE)} if options == "weight" else {}
+    given |= {"invariant": True} if options == "invariant" else {}
+    if reduction == "mean":
+        x, weight, bias = (a.requires_grad_() for a in operands_)
+        class_weight = {"weight": of_class["of_class"].half()} if of_class else {}
+        value = am.linear_loss(x, weight, t, SPARSE[name], linear_bias=bias, **given, **class_weight)
+        got = [value.detach(), *torch.autograd.grad(value, (x, weight, bias))]
+        wide_ = [a.detach().double().requires_grad_() for a in operands_]
+        with am.use("reference"):
+            class_weight = {k: v.double() for k, v in class_weight.items()}
+            value = am.linear_loss(*wide_[:2], t, SPARSE[name], linear_bias=wide_[2], **given, **class_weight)
+        want = [value.detach(), *torch.autograd.grad(value, wide_)]
+    else:
+        got = step(SPARSE[name], *operands_, t, **given, **of_class)
+        want = wide(SPARSE[name], *operands_, t, **given, **{k: v.double() for k, v in of_class.items()})
+    compare(got[:1], want[:1], 2e-3 if of_class else 1e-5)  # class weights in half precision
+    compare(got[1:], want[1:], 8 * EPS["float16"])
+    assert written
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The kernels that have read a block of scores, in order."""
+    launches = []
+    for name in ("layer_terms", "layer_slopes"):
+
+        class Counter:
+            def __init__(self, kernel, name):
+                self.kernel, self.name = kernel, name
+
+            def __getitem__(self, grid):
+                launches.append(self.name)
+                return self.kernel[grid]
+
+        monkeypatch.setattr(gpu, name, Counter(getattr(gpu, name), name))
+    return launches
+
+
+ROW = torch.linspace(0.6, 1.5, ROWS)
+LOSSES = {
+    "plain": {}, "smoothing": {"label_smoothing": 0.1}, "z_loss": {"z_loss": 0.1}, "weight": {"weight": True, "label_smoothing": 0.1},
+    "softcap": {"transform": am.transforms.softcap(5.0), "label_smoothing": 0.1, "z_loss": 0.1}, "mask": {"mask": True, "z_loss": 0.1},
+    "smoothed mask": {"mask": True, "label_smoothing": 0.1}, "rows": {"mask": "rows"},
+    "predicted": {"return_predicted": True, "mask": "rows"},
+    "invariant": {"invariant": True, "label_smoothing": 0.1}, "chunk": {"chunk": 32}, "least": {"least": 0.02},
+    "fallback": {"label_smoothing": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reduction", "dtype"), [("mean", "float32"), ("mean", "bfloat16"), ("none", "float16")])
+@pytest.mark.parametrize("options", LOSSES)
+def test_a_loss_reads_its_scores_by_two_kernels(options, reduction, dtype, passes):
+    *operands_, t = operands(dtype)
+    draw, given = torch.Generator().manual_seed(1), dict(LOSSES[options])
+    if "mask" in given:
+        shape = (ROWS, CLASSES) if given["mask"] == "rows" else (CLASSES,)
+        given["mask"] = (torch.rand(shape, generator=draw) < 0.7).to(DEVICE)
+        t = torch.where(given["mask"].expand(ROWS, -1).gather(1, t.clamp(min=0)[:, None])[:, 0], t, -100)
+    if "weight" in given:
+        given["weight"] = torch.rand(CLASSES, generator=draw).to(DEVICE)
+
+    def step(x, weight, bias):
+        free = [a.detach().requires_grad_() for a in (x, weight, bias)]
+        value = am.linear_loss(free[0], free[1], t, linear_bias=free[2], reduction=reduction, **given)
+        value, *predicted = value if isinstance(value, tuple) else (value,)
+        factors = torch.linspace(0.5, 2.0, value.numel(), device=value.device, dtype=value.dtype)
+        return [value.detach(), *torch.autograd.grad((value * factors).sum(), free)], predicted
+
+    got, predicted = step(*operands_)
+    with am.use("reference"):
+        given.pop("least", None)
+        want, best = step(*(a.double() for a in operands_))
+    compare(got[:1], want[:1], 5e-6)
+    left_out = 0.1 if options == "least" and dtype == "float32" else 0.0  # of a gradient; in half precision nothing is
+    compare(got[1:], want[1:], left_out + (2e-5 if dtype == "float32" else 4 * EPS[dtype]))
+    assert [a.tolist() for a in predicted] == [a.tolist() for a in best]
+    elsewhere = options == "fallback" or (options == "least" and dtype == "float32")
+    assert set(passes) == (set() if elsewhere else {"layer_terms", "layer_slopes"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("options", ["number", "rows", "softcap", "chunk", "invariant", "score_dtype"])
+def test_log_p_and_entropy_read_their_scores_by_two_kernels(options, dtype, passes):
+    x, weight, bias, t = operands(dtype)
+    t[3] = -1
+    given = {
+        "number": {"temperature": 0.8}, "rows": {"temperature": ROW.to(DEVICE)}, "chunk": {"chunk": 32, "temperature": 0.8},
+        "softcap": {"transform": am.transforms.softcap(5.0), "temperature": ROW.to(DEVICE)},
+        "invariant": {"invariant": True, "temperature": 0.8}, "score_dtype": {"score_dtype": dtype, "temperature": 0.8},
+    }[options]  # fmt: skip
+
+    def terms(x, weight, b, **given):
+        free = [a.detach().requires_grad_() for a in (x, weight, b)]
+        log_p, h = am.linear_log_prob_entropy(free[0], free[1], t, linear_bias=free[2], **given)
+        factors = torch.linspace(0.5, 2.0, ROWS, device=h.device, dtype=h.dtype)
+        found = torch.where(log_p == -torch.inf, 0.0, log_p)
+        return [found.detach(), h.detach(), *torch.autograd.grad((found * factors).sum() - (h * factors).sum(), free)]
+
+    got = terms(x, weight, bias, **given)
+    with am.use("reference"):
+        given.pop("score_dtype", None)
+        want = terms(*(a.double() for a in (x, weight, bias)), **given)
+    rounded = options == "score_dtype" and dtype == "float16"
+    compare(got[:2], want[:2], 0.02 if rounded else 1e-5)
+    compare(got[2:], want[2:], 0.02 if rounded else 3e-5 if dtype == "float32" else 4 * EPS["float16"])
+    assert set(passes) == {"layer_terms", "layer_slopes"}
+
+
 def test_what_the_kernels_refuse():
     x, weight, _, _ = operands()
     assert engine_of(LAYER, (weight,), x) is ENGINE
     assert engine_of(LAYER, (weight.double(),), x.double()) is None
+    assert engine_of(SCORES, None, x) is ENGINE
+    assert engine_of(SCORES, None, x.double()) is None
     with am.use("reference"):
         assert engine_of(LAYER, (weight,), x) is None

@@ -169,6 +169,25 @@ def test_log_p_of_given_classes(mapping):
         assert log_p[r, 0] == log_p[r, -1] == -math.inf  # no class
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("chain", [(), *CHAINS.values()], ids=["none", *CHAINS])
+@pytest.mark.parametrize("mapping", [Softmax(), Entmax(1.5), Sparsemax(), SparseSoftmax(p=0.9)], ids=str)
+def test_the_support_is_listed(mapping, chain, dtype):
+    x = scores(700, rows=5, dtype=dtype)
+    x[0], x[1, 1:], x[2, 5], x[3, ::2] = -math.inf, -math.inf, math.nan, -math.inf
+    ids, offsets = native.ENGINE.decode(mapping, x, chain, support=True).support
+    assert ids.dtype == offsets.dtype == np.int64
+    assert offsets[0] == 0
+    assert offsets[-1] == len(ids)
+    for r in (0, 2):
+        assert offsets[r] == offsets[r + 1]
+    for r in (1, 3, 4):
+        classes = ids[offsets[r] : offsets[r + 1]]
+        p = np.asarray(anymax.apply(mapping, held(x[r], chain)))
+        assert set(np.flatnonzero(p > 1e-6)) <= set(classes) <= set(np.flatnonzero(p > -1e-6))
+        np.testing.assert_array_equal(classes, np.flatnonzero(p))
+
+
 def test_a_value_for_each_row():
     x = scores(300, rows=6)
     T, p = np.linspace(0.5, 2.0, 6)[:, None], np.linspace(0.2, 1.0, 6)[:, None]

@@ -66,6 +66,7 @@ TASKS = {  # name -> (what is asked for, x)
     tasks.DECODE: (Softmax(), scores()), tasks.SELECT: ((2, tasks.WHOLE), scores()), tasks.ROUTE: ((2, tasks.WHOLE), scores()),
     tasks.SINKHORN: (tasks.Sinkhorn(None, None, 3, 1.0), scores()), tasks.SINKHORN_LIMIT: (tasks.Sinkhorn(None, None, 3, 1.0), scores()),
     tasks.LINEAR_ATTENTION: ((scores(), scores()), scores()), tasks.LAYER: ((scores(),), scores()),
+    tasks.SCORES: (None, scores()),
 }  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def test_a_task_has_the_engine_that_is_asked_for_or_none(op):
 def test_an_engine_has_no_task_that_it_does_not_name():
     for engine in kernels.ENGINES:
         for op in TASKS:
-            if op != tasks.LAYER and op not in engine.tasks:
+            if op not in (tasks.LAYER, tasks.SCORES, *engine.tasks):
                 assert getattr(type(engine), op) is getattr(kernels.Engine, op)
 
 

@@ -21,6 +21,7 @@ from anymax._random.noises import find
 from anymax.kernels import triton as engine
 from anymax.kernels.engine import SegmentsAlong
 from anymax.kernels.link import KINDS, WITH_SLOPE, WITHOUT_LOG, WITHOUT_LOSS
+from anymax.kernels.tasks import ScoreBlock
 from anymax.kernels.triton import ragged
 
 ROOT = str(Path(__file__).parents[2])
@@ -48,7 +49,9 @@ BRIEF = {
         "or slope and (references and 129 and (-rows or entmax-1.3 or normmax-2) or steep_rows and steps)"
     ),
     "ragged": "test_gradients and sparsemax and False or launched",
-    "layer": "product",
+    "layer": (
+        "product or terms_of_a_block and all-70 or two_kernels and softcap-mean-float32 or over_its_scores and sparsemax and steps"
+    ),
     "replay": (
         "second_call and top-k and dtype0 or each_row_are_kept and Entmax or in_place_and or test_unusual or hooks "
         "or end_of_the_memory or another_device"
@@ -238,6 +241,106 @@ def test_sparse_products_compile_ahead_of_time(monkeypatch, compiler):
         layer.add_products(rows.clone(), starts, index, torch.zeros(200), rows)
         layer.scale(rows, torch.zeros((), dtype=torch.float32))
     compile_all(calls, "sm_80")
+
+
+@pytest.mark.whole
+@ahead
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_blocks_of_scores_compile_ahead_of_time(target, monkeypatch, compiler):
+    from anymax.kernels.triton import layer
+
+    monkeypatch.setattr(engine.load(), "_wave", gpu_launches.TARGETS[target][2])
+    calls = recorded(monkeypatch, layer, KERNELS["layer"])
+    n, more = 5000, torch.zeros(3, 1)
+    for dtype in (torch.float32, torch.float16):
+        numbers, index = torch.zeros(3, n, dtype=dtype), torch.zeros(3, dtype=torch.int64)
+        every = torch.zeros(n, dtype=dtype), torch.ones(3, n, dtype=torch.bool), more
+        for of, cap, weights in (((None, None, None), 0.0, None), (every, 30.0, torch.zeros(n))):
+            block = ScoreBlock(numbers, *of, index, 0, cap)
+            layer.terms(block, weights, entropy=cap > 0, best=cap > 0)
+            layer.slopes(block, numbers.view(torch.float16)[:, :n], torch.zeros(3, 5), weights, mixed=cap > 0)
+    s, t = torch.zeros(4, 40_000), torch.zeros(4, dtype=torch.int64)
+    launched = recorded(monkeypatch)
+    for mapping in (am.Sparsemax(), am.SparseSoftmax(k=50)):
+        saved = engine.ENGINE.index_loss(mapping, s, t, save=True).saved
+        engine.ENGINE.score_loss_grad(mapping, s, t, torch.ones(4), saved, s.view(torch.float16)[:, :40_000])
+    grads = [one for one in launched if one.options["MODE"] == "grad"]
+    assert all(one.options["FEW"].LATE for one in grads)
+    compile_all([*calls, *grads], target)
+
+
+STEPS = {  # of an output layer, and the kernels that touch a block of its scores, but for the two products of its gradient
+    "loss": (lambda x, w, t: am.linear_loss(x, w, t), "layer_terms layer_slopes"),
+    "options": (
+        lambda x, w, t: am.linear_loss(x, w, t, label_smoothing=0.1, z_loss=1e-4, transform=am.transforms.softcap(30.0)),
+        "layer_terms layer_slopes",
+    ),
+    "each row": (lambda x, w, t: am.linear_loss(x, w, t, reduction="none").sum(), "layer_terms layer_slopes"),
+    "log p and entropy": (
+        lambda x, w, t: sum(am.linear_log_prob_entropy(x, w, t, temperature=0.7)).sum(), "layer_terms layer_slopes"
+    ),
+    "sparsemax": (lambda x, w, t: am.linear_loss(x, w, t, am.Sparsemax()), "separable_rows separable_rows"),
+    "top-k": (lambda x, w, t: am.linear_loss(x, w, t, am.SparseSoftmax(k=50)), "truncated_rows truncated_rows"),
+}  # fmt: skip
+VIEWS = {
+    "view",
+    "slice",
+    "as_strided",
+    "t",
+    "transpose",
+    "detach",
+    "empty",
+    "resolve_conj",
+    "to",
+    "select",
+    "alias",
+    "split",
+    "narrow",
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", STEPS)
+def test_a_block_of_scores_is_touched_by_two_kernels_alone(name, monkeypatch):
+    """Between the product that makes it and the two that take its gradient."""
+    from anymax.kernels.triton import layer as kernels_of_layers
+    from anymax.linear import layer, torch_blocks
+
+    rows, features, classes = 64, 48, 3000
+    if not hasattr(engine.load().dense_rows, "fn"):
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setattr(torch_blocks, "on_gpu", lambda x: True)
+    monkeypatch.setattr(layer, "on_cpu", lambda x: False)
+    monkeypatch.setattr(engine, "_interpreted", lambda: True)
+    monkeypatch.setattr(
+        torch_blocks,
+        "product",
+        lambda x, w, out=None: x.new_empty(len(x), len(w), dtype=torch.float32) if out is None else out,
+    )
+    calls = recorded(monkeypatch, kernels_of_layers, KERNELS["layer"])
+    for kernel in KERNELS["launch"]:
+        monkeypatch.setattr(engine.load(), kernel, Recorder(getattr(engine.load(), kernel), calls))
+    call, kernels_ = STEPS[name]
+    x, w = (torch.zeros(n, features, dtype=torch.bfloat16, requires_grad=True) for n in (rows, classes))
+    t = torch.arange(rows)
+    with am.use("triton"):
+        torch.autograd.grad(call(x, w, t), (x, w))
+        calls.clear()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+            torch.autograd.grad(call(x, w, t), (x, w))
+    large = [
+        event.name[6:]
+        for event in profile.events()
+        if event.name.startswith("aten::")
+        and any(shape in ([rows, classes], [classes, rows], [rows, 2 * classes]) for shape in event.input_shapes)
+    ]
+    assert set(large) <= VIEWS | {"mm", "matmul"}
+    of_scores = [
+        one.name
+        for one in calls
+        if any(isinstance(a, torch.Tensor) and a.shape[-1:] == (classes,) and len(a) == rows for a in one.args)
+    ]
+    assert " ".join(of_scores) == kernels_
 
 
 @pytest.mark.whole

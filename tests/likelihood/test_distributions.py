@@ -183,6 +183,30 @@ def test_strange_rows(name, kind):
     assert h[1] == 0.0
     np.testing.assert_allclose(h[[0, 4]], scipy.stats.entropy(p[[0, 4]], axis=-1), atol=tolerance(kind))
     assert back(A.log_prob(MAPS[name], c(x[1]), c(np.array(-1)))) == 0.0
+    log_p, h = (back(v) for v in A.log_prob_entropy(MAPS[name], c(x), c(np.array([-100, -100, -100, 0, -1]))))
+    assert not log_p[[0, 1, 2, 4]].any()
+    assert not h[:3].any()
+    np.testing.assert_allclose(h[4], scipy.stats.entropy(p[4]), atol=tolerance(kind))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_padding_has_no_gradient(name, compiled):
+    """Not even where its scores are NaN; of several targets, if all are padding."""
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, 1, 2] = math.nan
+    y = torch.tensor([[[1, -100, -1], [-100, 2, 2]], [[0, -100, -1], [0, 1, -100]]])
+    x.requires_grad_()
+    f = lambda x: A.log_prob_entropy(MAPS[name], x, y)  # noqa: E731
+    log_p, h = (torch.compile(f, backend="aot_eager") if compiled else f)(x)
+    assert (h != 0).tolist() == [[True, False, True], [True] * 3]
+    assert not log_p[:, 0, 1].any()
+    (g,) = torch.autograd.grad(log_p.nan_to_num(0, 0, 0).sum() + h.sum(), x)
+    assert torch.isfinite(g).all()
+    assert g.abs().sum(-1).bool().tolist() == [[True, False, True], [True] * 3]
+    assert A.log_prob_entropy(MAPS[name], x, y[:0])[1][1].all()
 
 
 @jax_in_the_whole_battery

@@ -247,6 +247,73 @@ def test_log_p_and_entropy(name, masked, dtype):
     compare(torch.autograd.grad(sums[0], these.free), these.gradients(sums[1], s), dtype, values=0)
 
 
+OF_EACH = torch.linspace(0.6, 1.7, ROWS)  # no power of two, by which bf16 divides without rounding
+TEMPERED = {
+    "log p": lambda x, w, b, y, m, t: am.linear_log_prob(x, w, y, m, linear_bias=b, temperature=t),
+    "entropy": lambda x, w, b, y, m, t: am.linear_log_prob_entropy(x, w, y, m, linear_bias=b, temperature=t)[1],
+    "blocks": lambda x, w, b, y, m, t: am.linear_log_prob(x, w, y, m, linear_bias=b, temperature=t, chunk=16),
+    "support": lambda x, w, b, y, m, t: am.linear_log_prob(x, w, y, m, linear_bias=b, temperature=t, support=SOME),
+    "teacher": lambda x, w, b, y, m, t: am.linear_topk_kl(x, w, y[:, None], torch.full((ROWS, 1), -0.5), m, linear_bias=b, temperature=t),
+    "divergence": lambda x, w, b, y, m, t: am.linear_kl(x, w, x.detach(), w.detach() * 0.5, m, linear_bias=b, temperature=t),
+}  # fmt: skip
+SOME = torch.stack([torch.randperm(CLASSES, generator=torch.Generator().manual_seed(3))[:30] for _ in range(ROWS)])
+
+
+@pytest.mark.parametrize("temperature", [0.7, OF_EACH], ids=["number", "rows"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("verb", TEMPERED)
+@maps
+def test_a_temperature_does_not_round_features(name, verb, dtype, temperature):
+    """It multiplies the scores, in fp32."""
+    these, mapping = Operands.of(dtype, sigma=0.1), MAPS[name]
+    y = these.scores().argmax(1) if verb != "support" else SOME[:, 0]
+    got = TEMPERED[verb](*these.free, y, mapping, temperature)
+    wide = [a.detach().double().requires_grad_() for a in these.free]
+    with am.use("reference"):
+        warmth = temperature.double() if isinstance(temperature, torch.Tensor) else temperature
+        want = TEMPERED[verb](*wide, y, mapping, warmth)
+    some = want > -torch.inf
+    assert bool(some.any())
+    compare([got[some]], [want[some]], dtype)
+    pairs = (torch.where(some, a, 0.0).sum() for a in (got, want))
+    found, right = (torch.autograd.grad(a, free) for a, free in zip(pairs, (these.free, wide)))
+    compare(found, right, "bfloat16", values=0)  # rounded more than once
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("temperature", [0.7, OF_EACH], ids=["number", "rows"])
+def test_a_compiled_temperature_does_not_round_features(temperature):
+    x, weight, bias = (these := Operands.of("bfloat16", sigma=0.1)).free
+    y = these.y.clamp(min=0)
+    call = lambda: am.linear_log_prob_entropy(x, weight, y, linear_bias=bias, temperature=temperature)  # noqa: E731
+    want, got = call(), torch.compile(call, backend="aot_eager", fullgraph=True)()
+    slopes = [torch.autograd.grad(sum(value).sum(), these.free) for value in (want, got)]
+    for a, b in zip((*want, *slopes[0]), (*got, *slopes[1]), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("temperature", [0.7, OF_EACH], ids=["number", "rows"])
+def test_a_temperature_in_jax_does_not_round_features(temperature):
+    """Nor does one that learns."""
+    jax = pytest.importorskip("jax")
+    these = Operands.of("bfloat16", sigma=0.1)
+    y = these.y.clamp(min=0)
+    warmth = torch.as_tensor(temperature, dtype=torch.float64).requires_grad_()
+    log_p = (these.scores().detach() / warmth.reshape(-1, 1)).log_softmax(1).gather(1, y[:, None])[:, 0]
+    wide = [jax.numpy.asarray(a.detach().float().numpy()).astype("bfloat16") for a in these.free]
+    x, weight, bias = wide
+
+    def call(t):
+        return am.linear_log_prob(x, weight, jax.numpy.asarray(y.numpy()), linear_bias=bias, temperature=t)
+
+    t = jax.numpy.asarray(warmth.detach().float().numpy())
+    for compute in (call, jax.jit(call)):
+        assert abs(torch.tensor(compute(t).tolist()) - log_p.detach()).max() < 2e-5
+    slope = torch.tensor(jax.grad(lambda t: call(t).sum())(t).tolist())
+    torch.testing.assert_close(slope.double(), torch.autograd.grad(log_p.sum(), warmth)[0], rtol=1e-4, atol=1e-4)
+
+
 @dtypes
 @maps
 def test_a_student_of_a_teacher(name, dtype):

@@ -21,6 +21,7 @@ OF_ROWS = {
     "log p": A.linear_log_prob,
     "entropy": lambda *a, **k: A.linear_log_prob_entropy(*a, **k)[1],
     "tau": lambda x, w, y, m, **k: A.linear.linear_threshold(x, w, m, **k).tau,
+    "divergence": lambda x, w, y, m, **k: A.linear_kl(x, w, x, 0.5 * w, m, beta=0.4, **k),
 }
 ALL_KINDS = [kind for kind in KINDS if kind != "strict"]  # which has no half precision
 every_kind = pytest.mark.parametrize("kind", ALL_KINDS)
@@ -187,6 +188,46 @@ def test_a_row_has_the_same_bits_among_any_others(kind, name, shape, dtype):
                     torch.set_num_threads(before)
 
 
+@pytest.mark.whole(lambda kind: kind == "jax")
+@pytest.mark.parametrize("warm", [False, True])
+@every_kind
+def test_a_row_of_two_layers_has_the_same_bits_among_any_others(kind, warm):
+    """The smaller tile counts, and a temperature of a row alone is one of several."""
+    (x, weight), _, y = halves(kind, "float32", 150, 300, 64)
+    (x_ref, weight_ref), _, _ = halves(kind, "float32", 150, 300, 7)
+    warmth = abs(x[:, 1]) + 0.5
+
+    def kl(x, weight, x_ref, weight_ref):
+        bias = {"linear_bias": weight[:, 0]} if warm else {}
+        return lambda at, **how: A.linear_kl(
+            x[at], weight, x_ref[at], weight_ref, where=warmth[at] < 1.5, **bias, **how
+        )
+
+    log_p = lambda at, **how: A.linear_log_prob(x[at], weight, y[at], **how)  # noqa: E731
+    for verb in (kl(x, weight, x_ref, weight_ref), kl(x_ref, weight_ref, x, weight), log_p):
+        whole = None
+        for rows in (range(150), [0], [137], [5, 9, 137], range(149, 60, -1), range(65)):
+            at = np.asarray(rows)
+            given = {"temperature": warmth[at]} if warm else {}
+            of_rows = back(verb(at, invariant=True, chunk=len(at), **given))
+            whole = of_rows if whole is None else whole
+            assert of_rows.tobytes() == whole[at].tobytes(), len(at)
+
+
+def test_a_mean_of_divergences_of_such_rows():
+    """A tile is filled up with rows that do not count."""
+    torch, free, _ = torch_operands(rows=70)
+    of = *free[:2], 0.5 * free[0], free[1].roll(1, 0)
+    there = torch.arange(70) % 9 != 4
+    for given in ({}, {"where": there}, {"temperature": torch.linspace(0.5, 2.0, 70, dtype=torch.float64)}):
+        got, want = (
+            A.linear_kl(*of, "entmax15", beta=0.5, invariant=i, reduction="mean", **given) for i in (True, False)
+        )
+        close(got.detach(), want.detach(), 1e-10)
+        for a, b in zip(*(torch.autograd.grad(v, free[:2], retain_graph=True) for v in (got, want))):
+            close(a, b, 1e-10)
+
+
 def test_without_it_bits_depend_on_the_batch():
     """Else the option would be of no use on this machine."""
     (x, weight), _, y = halves("torch", "float32", 150, 300, 64)
@@ -238,6 +279,16 @@ def test_a_tile_is_as_large_as_bits_allow(monkeypatch):
     assert len(bridge._tried) == 2
 
 
+def test_what_explains_a_call_knows_the_tile(monkeypatch):
+    x, weight, _, y, *_ = operands(rows=20)
+    steps, in_turn = [], bridge.in_turn
+    monkeypatch.setattr(bridge, "rows_of_tile", lambda *of: 8)
+    monkeypatch.setattr(bridge, "in_turn", lambda job, step: steps.append(step) or in_turn(job, step))
+    A.linear_loss(x, weight, y, invariant=True)
+    assert steps == [8]
+    assert A.linear.explain_linear_loss(x, weight, y, invariant=True) == "all 60 scores of 8 rows at a time"
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_no_such_rows_and_weights_whose_rows_lie_apart(kind):
     """The shapes are those of no other test: which tile is right is remembered for each."""
@@ -279,6 +330,8 @@ def test_such_rows_have_no_support():
     for verb in (A.linear_log_prob, A.linear_log_prob_entropy):
         with pytest.raises(ValueError, match=INVARIANT_SUPPORT[:40]):
             verb(x, weight, y, support=support, invariant=True)
+    with pytest.raises(ValueError, match=INVARIANT_SUPPORT[:40]):
+        A.linear_kl(x, weight, x, weight, support=support, invariant=True)
     with pytest.raises(TypeError, match="invariant must be True or False"):
         A.linear_loss(x, weight, y, invariant=1)
 
@@ -375,6 +428,24 @@ def test_predicted_classes_beside_a_gradient(name, reduction):
     )
     assert torch.equal(again[y >= 0], classes[y >= 0])
     loss.sum().backward()
+
+
+def test_predicted_classes_of_a_module():
+    """Also where rows depend on no other, whose log p has a support in which they do."""
+    torch = pytest.importorskip("torch")
+    for given in ({}, {"invariant": True, "bias": True, "label_smoothing": 0.1, "reduction": "none"}):
+        head = A.nn.LinearLoss(4, 30, "entmax15", return_predicted=True, **given)
+        x, y = torch.randn(2, 5, 4), torch.randint(30, (2, 5))
+        y[0, 3] = -100
+        loss, classes = head(x, y)
+        same(classes, torch.where(y < 0, -1, head.scores(x).argmax(-1)))
+        other = A.nn.LinearLoss(4, 30, "entmax15", **given)
+        other.load_state_dict(head.state_dict())
+        close(loss.detach(), other(x, y).detach(), 1e-6)
+        loss.sum().backward()
+        assert head.weight.grad.any()
+        support = torch.arange(30).repeat(10), torch.arange(11) * 30
+        close(head.log_prob(x, y, support).detach().exp(), head.log_prob(x, y).detach().exp(), 1e-5)
 
 
 def test_predicted_classes_of_other_shapes():

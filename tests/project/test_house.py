@@ -444,7 +444,9 @@ def test_what_is_planted_is_seen(what, tmp_path):
 
 
 # What `from .. import` brings into the root and is no public name.
-INTERNAL = set("annotations Any TYPE_CHECKING mappings functional likelihood segments providers elsewhere".split())
+INTERNAL = set(
+    "annotations Any TYPE_CHECKING mappings functional kernels likelihood segments providers elsewhere".split()
+)
 MODULES = "distributed hf linear nn numpyro plot routing sampling segments sklearn transport vllm".split()
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.special import softmax as scipy_softmax
 
 from anymax import apply
-from anymax._array import blocks, namespace
+from anymax._array import namespace
 from anymax._random import draws, generators
 from anymax._random.draws import first_above, invert, uniforms
 from anymax.mappings import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax
@@ -412,23 +412,34 @@ def test_empty_batches(kind):
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("mapping", [Softmax(), Entmax(1.5), Budget(2.0), SparseSoftmax(p=0.8)])
-def test_the_support_of_few_candidates_is_where_p_is_not_0(mapping, kind, monkeypatch):
+def test_the_support_is_where_p_is_not_0(mapping, kind):
     x = np.random.default_rng(0).normal(0, 3, (6, 2000)).astype(np.float32)
     x[0], x[1, 1:], x[2, 3], x[3, 4], x[4, 5] = -np.inf, -np.inf, np.nan, np.inf, 300.0
     x[5, ::2] = -np.inf
     heat = np.linspace(0.3, 1.2, 6, dtype=np.float32)[:, None]
     given = x if kind == "numpy" else pytest.importorskip("torch").tensor(x)
-    for block in (blocks.BLOCK, 500):
-        monkeypatch.setattr(blocks, "BLOCK", block)
-        for cut in (None, topp(0.9), compose(temperature(heat), topk(7), temperature(0.05))):
-            drawn = sample(mapping, given, transform=cut, generator=0, num_samples=3, return_support=True)
-            p = np.asarray(apply(mapping, x if cut is None else cut(x)))
-            want = [np.flatnonzero(row > 0) for row in p]
-            ids, offsets = (np.asarray(a) for a in drawn.support)
-            for i, row in enumerate(want):
-                np.testing.assert_array_equal(ids[offsets[i] : offsets[i + 1]], row)
-            for i, classes in enumerate(np.asarray(drawn.index).T):
-                assert set(classes) <= {-1, *want[i]}
+    for cut in (None, topp(0.9), compose(temperature(heat), topk(7), temperature(0.05))):
+        drawn = sample(mapping, given, transform=cut, generator=0, num_samples=3, return_support=True)
+        p = np.asarray(apply(mapping, x if cut is None else cut(x)))
+        want = [np.flatnonzero(row > 0) for row in p]
+        ids, offsets = (np.asarray(a) for a in drawn.support)
+        for i, row in enumerate(want):
+            np.testing.assert_array_equal(ids[offsets[i] : offsets[i + 1]], row)
+        for i, classes in enumerate(np.asarray(drawn.index).T):
+            assert set(classes) <= {-1, *want[i]}
+
+
+@pytest.mark.parametrize("mapping", ["entmax15", SparseSoftmax(p=0.9), "softmax"])
+def test_a_support_is_listed_in_the_pass_that_draws(mapping, monkeypatch):
+    """A second pass, as p of all classes or of candidates, costs more than the draw."""
+    from anymax.kernels import native
+
+    if isinstance(native.load(), str):
+        pytest.skip("no compiled engine")
+    passes, decode = [], native.ENGINE.decode
+    monkeypatch.setattr(native.ENGINE, "decode", lambda *a, **k: (passes.append(k), decode(*a, **k))[1])
+    sample(mapping, vocabulary(rows=3, n=4000), generator=0, return_support=True)
+    assert [k.get("support") for k in passes] == [True]
 
 
 @pytest.mark.filterwarnings("error")

@@ -77,11 +77,21 @@ CONFORMAL = [
 ]
 # (options, y or None for labels as they should be, words)
 LABELS = [
-    ({"decision": "top"}, None, "decision='top': expected 'auto', 'support' or 'threshold'"),
+    ({"decision": "top"}, None, "decision='top': expected 'auto', 'support', 'threshold' or 'sets'"),
+    (
+        {"mapping": "softmax", "decision": "sets"},
+        None,
+        "decision='sets' with mapping='softmax': it needs mapping='sigmoid'",
+    ),
+    (
+        {"decision": "sets", "scoring": "f1_macro"},
+        None,
+        "expected 'auto', 'f1_micro', 'accuracy'; use decision='threshold'",
+    ),
     ({"mapping": "softmax", "decision": "support"}, None, "is never 0; use decision='threshold' or a sparse map"),
     ({"threshold": -0.1}, None, "a number from 0, or 'cv' to tune it"),
     ({"scale": 0}, None, "a positive number, or 'cv'"),
-    ({"scoring": "f1"}, None, "scoring='f1': expected 'f1_micro'"),
+    ({"scoring": "f1"}, None, "scoring='f1': expected 'auto', 'f1_micro'"),
     ({"grid": []}, None, "grid is empty"),
     ({"mapping": "zlpr", "alpha": 2}, None, "'zlpr' has no alpha"),
     ({"class_weight": {9: 1.0}}, None, "names the label 9; the labels are the columns 0 to 4"),

@@ -48,6 +48,8 @@ ANYMAX_CALL(call_tabled);
 ANYMAX_CALL(call_ratio);
 ANYMAX_CALL(call_plan);
 ANYMAX_CALL(call_sinkhorn);
+ANYMAX_CALL(call_gumbel);
+ANYMAX_CALL(call_torch_uniform);
 
 // What a function gives back where the engine's code is 0; an error else, with `what`, `kind` and `n` in its sentence. Below 0:
 // it is set.

@@ -1,12 +1,40 @@
 // Truncations and draws, and the choices of routers.
+#include <stdlib.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
 #include "decode/steps.hpp"
 #include "doors/python/rows.hpp"
 
-// (mapping, x, steps, values, keep, u, index, log_p, entropy, left, tau) -> True. All in C order; steps [count, 3] of NumPy:
-// kind, least, value; values [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the
-// classes of index are given; entropy and tau [rows]; left like x
+// The classes of all rows side by side, and where those of each row begin, both of x's kind.
+static PyObject *support_of(PyObject *x, Kind kind, const anymax_decode_call &call) {
+    const int64_t *const counts = call.counts;
+    const Ref code(PyLong_FromLong(LONGS)), begins(PyLong_FromLongLong(call.rows + 1));
+    const Ref total(PyLong_FromLongLong(std::accumulate(counts, counts + call.rows, (int64_t)0)));
+    const Ref offsets = ask(bound.room, x, begins.get(), code.get()), ids = ask(bound.room, x, total.get(), code.get());
+    Array to, classes;
+    if (!offsets || !ids || !to.read(kind, offsets.get(), true) || !classes.read(kind, ids.get(), true)) return none();
+    int64_t *offset = (int64_t *)to.data, *id = (int64_t *)classes.data;
+    *offset = 0;
+    for (int64_t r = 0; r < call.rows; r++) {
+        const int32_t *const listed = call.listed + r * call.n;
+        if (counts[r] == call.n)
+            std::iota(id, id + call.n, (int64_t)0);
+        else
+            std::copy(listed, listed + counts[r], id);
+        id += counts[r], offset[r + 1] = offset[r] + counts[r];
+    }
+    return PyTuple_Pack(2, ids.get(), offsets.get());
+}
+
+// (mapping, x, steps, values, keep, u, index, log_p, entropy, left, tau, listed) -> True; where `listed` is True, (ids,
+// offsets) of the supports. All in C order; steps [count, 3] of NumPy: kind, least, value; values [rows, count] of NumPy or
+// None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy and tau [rows];
+// left like x
 ANYMAX_CALL(call_decode) {
-    if (!arguments(count, 11)) return nullptr;
+    if (!arguments(count, 12)) return nullptr;
     const Kind kind = kind_of(args[1]);
     GivenMap link;
     Array x, steps, values, keep, u, index, log_p, entropy, left, tau;
@@ -42,7 +70,12 @@ ANYMAX_CALL(call_decode) {
         call.index = (int64_t *)index.data;
     else
         call.given = (const int64_t *)index.data;
-    return run_call(kind, at_most_so_much(rows, work_of_row(&call)), call, anymax_decode, "a draw", link.kind, n);
+    const std::unique_ptr<void, void (*)(void *)> lists(
+        args[11] == Py_True ? malloc((size_t)rows * (8 + 4 * (size_t)n) + 1) : nullptr, free);
+    if (lists) call.counts = (int64_t *)lists.get(), call.listed = (int32_t *)(call.counts + rows);
+    if (args[11] == Py_True && !lists) return PyErr_NoMemory();
+    const Ref done(run_call(kind, at_most_so_much(rows, work_of_row(&call)), call, anymax_decode, "a draw", link.kind, n));
+    return done && call.listed ? support_of(args[1], kind, call) : again(done.get()).give();
 }
 
 // (x, k, groups, kept, most, index) -> True: the classes of the k largest [rows, k], as anymax_choose has them; all in C order

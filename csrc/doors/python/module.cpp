@@ -119,6 +119,8 @@ PyMethodDef methods[] = {
     FAST(ratio),
     FAST(plan),
     FAST(sinkhorn),
+    FAST(gumbel),
+    FAST(torch_uniform),
     {"bind", bind, METH_O, nullptr},
     {"borrow_pool", borrow_pool, METH_O, nullptr},
     {"xla_handler", xla_handler, METH_NOARGS, nullptr},

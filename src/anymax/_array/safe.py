@@ -20,9 +20,9 @@ def power(x: Array, exponent: Any, xp: Namespace) -> Array:
 
 
 def log(x: Array, xp: Namespace) -> Array:
-    """log(x), -inf where x <= 0, with derivatives that are 0 there; NaN stays NaN."""
-    zero = x <= 0
-    return xp.where(zero, -math.inf * xp.ones_like(x), xp.log(safe(x, ~zero, 1.0, xp)))
+    """log(x), -inf where x <= 0, with derivatives that are 0 there; NaN stays NaN, and what comes in at it, maybe 0, goes on."""
+    keep = x > 0
+    return xp.where(keep, xp.log(safe(x, keep, 1.0, xp)), xp.where(x <= 0, -math.inf * xp.ones_like(x), x))
 
 
 def xlogx(x: Array, xp: Namespace) -> Array:

@@ -62,3 +62,9 @@ def refuse_strays(
             f"{int(xp.max(index))}"
         )
     return stray
+
+
+def pads_row(index: Array, xp: Namespace) -> Array:
+    """Which rows have `PADDING` as each of their classes [..., m], [..., 1]."""
+    padding = index == PADDING
+    return xp.all(padding, axis=-1, keepdims=True) & xp.any(padding, axis=-1, keepdims=True)

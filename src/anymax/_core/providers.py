@@ -48,6 +48,12 @@ class Providers:
     softmax_divergence: Callable[[str], Any]
     """The divergence of two softmaxes of `likelihood`, by the name of the framework."""
 
+    noise_maker: Callable[[Array], Callable[[Array], Array] | None]
+    """An engine's function from pairs of uniform numbers to Gumbel noise, for arrays like this one, or None."""
+
+    torch_uniform: Callable[[tuple[int, ...], Any], Array | None]
+    """What torch.rand draws in float32 on a CPU, by an engine: (shape, generator); None where there is none."""
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:

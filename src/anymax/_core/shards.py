@@ -55,7 +55,7 @@ def layer_over_devices(*of_rows: str) -> Callable[[F], F]:
         @functools.wraps(verb)
         def call(*args: Any, **options: Any) -> Any:
             operands = (*args[:count], *map(options.get, _OPERANDS))
-            if not any(map(sharded, operands)):
+            if "torch.distributed.tensor" not in sys.modules or not any(map(sharded, operands)):
                 return verb(*args, **options)
             who, arguments = verb.__name__, inspect.signature(verb).bind(*args, **options).arguments
             x, weight, mapping = arguments.pop("x"), arguments.pop("linear_weight"), arguments.pop("mapping", "softmax")

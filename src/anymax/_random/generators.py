@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, dtype_name, is_int, is_jax, is_torch, namespace, number
+from .._array import Array, decides, dtype_name, is_int, is_jax, is_torch, namespace, number
+from .._core.providers import providers
 
 
 def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -29,14 +30,26 @@ def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
     xp = namespace(like)
     single = like.dtype == xp.float32
     if single:
-        # two draws: 24 bits alone would give ties among the extremes of a large vocabulary
-        both = _draw("uniform", (*shape, 2), like, generator)
+        both = _pairs(shape, like, generator)
         u = both[..., 0] + both[..., 1] * (2.0**-23 if is_jax(like) else 2.0**-24)
     else:
         u = _draw("uniform", shape, like, generator)
     low, high = (2.0**-48, 1 - 2.0**-24) if single else (2.0**-54, 1 - 2.0**-53)
     # NumPy's clip takes 10 us
     return np.minimum(np.maximum(u, low), high) if isinstance(u, np.ndarray) else xp.clip(u, low, high)
+
+
+def _pairs(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
+    """Two numbers for each in fp32: 24 bits alone would give ties among the extremes of a large vocabulary."""
+    return _draw("uniform", (*shape, 2), like, generator)
+
+
+def gumbel(shape: tuple[int, ...], like: Array, generator: Any) -> Array | None:
+    """-log(-log(1 - u)) of what `uniform` gives, by an engine; None where there is none. Then nothing has been drawn."""
+    make = providers.noise_maker(like)
+    if make is None:
+        return None
+    return _each(gumbel, shape, like, generator) if _one_a_row(generator) else make(_pairs(shape, like, generator))
 
 
 def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -93,6 +106,10 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
         given = {} if generator is None else {"generator": torch_source(like, generator)}
         if like.device.type == "meta":
             given = {}
+        if what == "uniform" and like.dtype == torch.float32 and decides(like):
+            drawn = providers.torch_uniform(shape, given.get("generator"))
+            if drawn is not None:
+                return drawn
         draw = torch.rand if what == "uniform" else torch.randn
         return draw(shape, dtype=like.dtype, device=like.device, **given)
     if is_jax(like):

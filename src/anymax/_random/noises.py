@@ -28,7 +28,7 @@ from .._array import (
     safe,
     takes_blocks,
 )
-from .generators import in_parts, normal, uniform
+from .generators import gumbel, in_parts, normal, uniform
 
 _LOG2, _HALF_LOG_2PI, _ROOT_HALF = math.log(2.0), 0.5 * math.log(2.0 * math.pi), math.sqrt(0.5)
 
@@ -388,6 +388,8 @@ def draw(noise: Any, shape: tuple[int, ...], like: Array, generator: Any) -> Arr
     law = find(noise)
     if isinstance(law, Normal):
         return normal(shape, like, generator)
+    if isinstance(law, Gumbel) and (drawn := gumbel(shape, like, generator)) is not None:
+        return drawn
     xp = namespace(like)
     u = uniform(shape, like, generator)  # the mass above, precise near 0: the upper tail decides a maximum
     return law.level(-xp.log1p(-u), xp) + law.location

@@ -110,14 +110,16 @@ class _IndexLoss(torch.autograd.Function):
                 by_scores = engine.quick_loss_grad(number, x, index, g, axis, factor, memory)
             if by_scores is not None or not ctx.needs_input_grad[0]:
                 each, dtype = slope * (g * factor if factor != 1.0 else g), ctx.params_as[0].dtype
-                return by_scores, None, None, None, each.sum(dtype=dtype) if each.ndim else each.to(dtype)
+                if each.ndim:
+                    each = each.masked_fill_(g == 0, 0.0).sum(dtype=dtype)  # of a row of NaN, too
+                return by_scores, None, None, None, each.to(dtype)
         by_params: Any = (None,) * len(params)
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         if slope is not None:
             slope = _slope_of_rows(mapping, to_last(x, axis % x.ndim, xp), index, ignored) if _grad() else slope
             by_row = (slope * (g * factor)).unsqueeze(-1)
-            by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: by_row)
+            by_params = gradients(mapping, ctx.needs_input_grad[4:], lambda name: by_row, g.unsqueeze(-1))
         if ctx.needs_input_grad[0]:
             if not _grad():
                 by_scores = engine.quick_loss_grad(mapping, x, index, g, axis, factor, memory)
@@ -174,7 +176,8 @@ def _loss_backward(_: None, operands: Any, kept: Any, grads: Any, wants: Any) ->
     (x, y, mapping), (p,), (g,) = operands, kept, grads
     if torch.is_grad_enabled():
         p = BRIDGE.apply(mapping, x)
-    return g * (p - y), None, lambda name: g * reference.loss_slope(mapping, name, x, p)
+    slope = lambda name: torch.where(g == 0, 0.0, g * reference.loss_slope(mapping, name, x, p))  # noqa: E731
+    return g * (p - y), None, slope
 
 
 # `Omega*(x) - <x, y>`: the gradient is p - y, so the solver is not differentiated

@@ -8,7 +8,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import dot, modes, recorded, transformed, upcast
+from .._array import batched, dot, known, modes, recorded, transformed, upcast
 from .._core.mapping import Mapping
 from ..kernels.choice import unlearned
 
@@ -37,10 +37,17 @@ def traced(mapping: Mapping, x: Tensor, op: str = "forward") -> bool:
     return torch.compiler.is_compiling() or modes() or transformed() or needs_plain(mapping, x, op)
 
 
-def gradients(mapping: Mapping, wanted: Iterable[bool], slope: Callable[[str], Tensor]) -> list[Tensor | None]:
-    """The gradients by the tensors of `params_of`: `slope` of a name, summed to the shape of its tensor; None where none is wanted."""
+def gradients(
+    mapping: Mapping, wanted: Iterable[bool], slope: Callable[[str], Tensor], g: Tensor | None = None
+) -> list[Tensor | None]:
+    """The gradients by the tensors of `params_of`: `slope` of a name, summed to the shape of its tensor; None where none is wanted.
+
+    g: the gradient [..., n] or [..., 1] that each row's slope is of. A row of NaN whose g is 0 has a slope of 0.
+    """
     tensors = ((name, value) for name, value in mapping.params().items() if isinstance(value, Tensor))
-    return [_summed(slope(name), value) if want else None for (name, value), want in zip(tensors, wanted, strict=True)]
+    return [
+        _summed(slope(name), value, g) if want else None for (name, value), want in zip(tensors, wanted, strict=True)
+    ]
 
 
 def slope_from_vjp(mapping: Mapping, name: str, x: Tensor, by_scores: Tensor) -> Tensor:
@@ -50,5 +57,8 @@ def slope_from_vjp(mapping: Mapping, name: str, x: Tensor, by_scores: Tensor) ->
     return dot(by_scores, change, xp)
 
 
-def _summed(slope: Tensor, value: Tensor) -> Tensor:
-    return slope.sum_to_size(value.shape).to(dtype=value.dtype, device=value.device)
+def _summed(slope: Tensor, value: Tensor, g: Tensor | None) -> Tensor:
+    out = slope.sum_to_size(value.shape)
+    if g is not None and (batched(g) or not known(out) or bool(out.isnan().any())):
+        out = torch.where((g != 0).any(-1, keepdim=True), slope, torch.zeros_like(slope)).sum_to_size(value.shape)
+    return out.to(dtype=value.dtype, device=value.device)

@@ -6,6 +6,7 @@ chooses an engine.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
@@ -100,7 +101,7 @@ def _backward(ctx: Any, saved: Any, g: Tensor) -> Any:
     if call.number is not None and not _grad():
         number = torch.empty_like(params[0]) if ctx.needs_input_grad[2] else None
         out = CPU.quick_vjp(call.number, None, p, g, axis, memory, number)
-        if out is not None:
+        if out is not None and (number is None or not math.isnan(number.item())):  # else some of its rows may not count
             return out, None, number
     if params:
         mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, call.params_as)])
@@ -142,12 +143,12 @@ def _learned_backward(ctx: Any, mapping: Mapping, g: Tensor, p: Tensor, x: Tenso
         wide = (upcast(a, xp) for a in (x, p, g))
         by_scores = _vjp(mapping, *wide)
         by_params = gradients(
-            mapping, ctx.needs_input_grad[2:], lambda name: slope_from_vjp(mapping, name, x, by_scores)
+            mapping, ctx.needs_input_grad[2:], lambda name: slope_from_vjp(mapping, name, x, by_scores), g
         )
         out = from_last(by_scores.to(x.dtype), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
         return out, None, *by_params
     out = from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp) if ctx.needs_input_grad[0] else None
-    by_params = gradients(mapping, ctx.needs_input_grad[2:], lambda name: _slope(mapping, name, x, p, g, support))
+    by_params = gradients(mapping, ctx.needs_input_grad[2:], lambda name: _slope(mapping, name, x, p, g, support), g)
     return out, None, *by_params
 
 

@@ -75,7 +75,7 @@ def parameters(command: Any) -> Any:
         defaults = [names.fields(name)[key].default for name in maps]
         kind = click.STRING if any(isinstance(d, str) for d in defaults) else Number()
         kind = click.FLOAT if all(isinstance(d, float) for d in defaults) else kind
-        option = click.option(f"--{key}", key, type=kind, help=f"Of {' and '.join(maps)}.")
+        option = click.option(f"--{key}", key, type=kind, help=f"A parameter of {', '.join(maps)}.")
         command = option(command)
     return command
 
@@ -123,7 +123,7 @@ class Program(click.Group):
 @click.version_option(__version__, prog_name="anymax", message="%(prog)s %(version)s")
 @click.pass_context
 def program(context: click.Context) -> None:
-    """Softmax and all of its alternatives: compare them, see them, train with them."""
+    """Softmax and fifteen alternatives: compare their probabilities, draw them, and see which code computes them."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -139,7 +139,9 @@ def program(context: click.Context) -> None:
 def compare(
     scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
-    """Compare the maps on one vector of SCORES, such as 2 1 0.1 -1.
+    """Print what every map gives for one row of scores.
+
+    SCORES are numbers, such as 2 1 0.1 -1.
 
     Commas between numbers are ignored. Without SCORES, or with a single -, they are read from standard input, one vector per line,
     with numbers separated by spaces, commas, semicolons or tabs; a column of numbers is one vector.
@@ -271,10 +273,14 @@ FRAMEWORKS = {"numpy": None, "torch": "torch:from_numpy", "jax": "jax.numpy:asar
     show_default=True,
     help="Whose arrays; torch and jax take seconds to load.",
 )
-@click.option("--verbose", is_flag=True, help="Say why the other engines do not compute it, too.")
+@click.option("--verbose", is_flag=True, help="Say also why the other engines do not compute it.")
 @click.option("--json", "as_json", is_flag=True, help="A document for each framework, with all reasons.")
 def explain(name: str, scores: tuple[Any, ...], framework: str, verbose: bool, as_json: bool, **options: Any) -> None:
-    """Say which engine computes each operation of a map. NAME is the map, SCORES one row of a call.
+    """Say which engine computes each operation of a map.
+
+    NAME is the map, such as sparsemax or entmax:alpha=1.3.
+
+    SCORES are one row of a call; without them, it is a row of four.
 
     A single - reads rows of scores from standard input.
     """

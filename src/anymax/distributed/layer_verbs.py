@@ -21,13 +21,19 @@ from . import layer
 from .call import Arguments, ShardedLossKeywords, ShardKeywords, eagerly
 from .layer import LayerOperands
 
-_HINTS = HINTS | {
+_OF_ONE_PROCESS = {
     "score_dtype": "leave it out: over several processes scores of half precision are in fp32",
     "invariant": "leave it out: it is for a process with all classes",
-    "return_predicted": "leave it out: it is for a process with all classes",
-    "least": "leave it out: over several processes the gradient is always exact",
-    "margin": "use anymax.nn.MarginHead with group=",
 }
+_HINTS = (
+    HINTS
+    | _OF_ONE_PROCESS
+    | {
+        "return_predicted": "leave it out: it is for a process with all classes",
+        "least": "leave it out: over several processes the gradient is always exact",
+        "margin": "use anymax.nn.MarginHead with group=",
+    }
+)
 _LOSS_HINTS = _HINTS | {
     "temperature": "write transform=anymax.temperature(0.7), or divide x by it",
     "support": "say mask=, this process's part of it, True = keep",
@@ -285,7 +291,9 @@ def linear_topk_kl(
     return eagerly(layer.topk_kl, arguments, of_layer, ids, teacher_log_p, tail, direction)
 
 
-@check_keywords(HINTS_OF_TWO, bias="linear_bias", bias_ref="linear_bias_ref", weight_ref="linear_weight_ref")
+@check_keywords(
+    HINTS_OF_TWO | _OF_ONE_PROCESS, bias="linear_bias", bias_ref="linear_bias_ref", weight_ref="linear_weight_ref"
+)
 def linear_kl(
     x: ArrayT,
     linear_weight: Any,
@@ -309,7 +317,8 @@ def linear_kl(
     """The divergence between the distributions of two output layers whose classes are split over processes.
 
     Like `anymax.linear_kl`, for a vocabulary that is split in the same way in both layers. Each process computes both scores of its
-    classes for some rows at a time, and again for the gradient.
+    classes for some rows at a time, and again for the gradient. It has no `score_dtype` and no `invariant`, which are for a process with
+    all classes.
 
     Parameters
     ----------

@@ -48,11 +48,14 @@ class ByCandidates(Method):
         shard = shards.shard
         group, n, most_kept = shard.group, shard.rows.shape[-1], shard.parts.most_kept
         chosen = self.candidates & (shard.rows > bound(shards))
+        least = max(
+            1, -(-shard.local.least_classes // group.size)
+        )  # of fewer classes a map is refused, masked ones or not
         if group.strict:
-            k = max(1, shards.most)
-            k = k if k <= COUNT else largest(shards, chosen)
+            k = max(least, shards.most)
+            k = k if k <= COUNT else max(least, largest(shards, chosen))
             return finish(self._gathered_or_searched(shards, chosen, k, k * group.size > MANY, second))
-        k = min(FIXED if most_kept is None else most_kept, n)
+        k = min(max(FIXED, least) if most_kept is None else most_kept, n)
         if k >= n or most_kept is not None:  # a row never has more
             return finish(self._gathered_or_searched(shards, chosen, k, False, second))
         return jax().lax.cond(

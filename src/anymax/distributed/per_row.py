@@ -20,7 +20,7 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.classes import refuse_strays
+from .._core.classes import pads_row, refuse_strays
 from .._core.mapping import missing_mass, no_threshold
 from .._core.parameters import one_a_row
 from .._core.rows import aligned, with_a_class
@@ -137,8 +137,8 @@ def log_prob(arguments: Arguments, agreement: Agreement, target: Any, entropy: b
     agreement.same["target"] = target
     index = xp.moveaxis(xp.reshape(target, (math.prod(shape[:first]), *lead)), 0, -1)
     terms = terms_of_call(call, "target", index, entropy=entropy, hidden=True)
-    log_p = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape)
-    return log_p, None if terms.entropy is None else terms.entropy[..., 0]
+    log_p, h = xp.reshape(xp.moveaxis(terms.log_p, -1, 0), shape), terms.entropy
+    return log_p, None if h is None else xp.where(pads_row(index, xp), xp.zeros_like(h), h)[..., 0]
 
 
 def terms_of_call(

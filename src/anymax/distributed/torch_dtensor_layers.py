@@ -7,6 +7,7 @@ mesh, or along one that splits the rows too, the weight is gathered along all bu
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,10 @@ def _layer(
     call: Any = whole
     if layout.along is not None:
         call = functools.partial(getattr(layer_verbs, who), **layout.shard)
+        default = {
+            p.name: p.default for p in inspect.signature(whole).parameters.values()
+        }  # of options that are not there
+        local = {k: v for k, v in local.items() if not (isinstance(v, (bool, float)) and v == default.get(k))}
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
         return _loss(layout, run, mapping, of_rows["target"], local)

@@ -22,7 +22,9 @@ from . import choice, framework, fused, native, order, ragged, reference, tabled
 from .choice import asked, unlearned
 from .engine import OPS, SLOPE, Engine, SegmentsAlong, SegmentsEngine
 from .explanation import Explanation
-from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SELECT, SINKHORN, SINKHORN_LIMIT
+from .noise import noise_maker as noise_maker
+from .noise import torch_uniform as torch_uniform
+from .tasks import DECODE, LAYER, LINEAR_ATTENTION, ROUTE, SCORES, SELECT, SINKHORN, SINKHORN_LIMIT
 from .triton import ragged as triton_ragged
 
 ENGINES: tuple[Engine, ...] = (
@@ -38,7 +40,7 @@ ENGINES: tuple[Engine, ...] = (
 RAGGED: tuple[type[SegmentsEngine], ...] = (ragged.NativeSegments, triton_ragged.TritonSegments)
 _OF_TASKS = {
     op: tuple(engine for engine in ENGINES if op in engine.tasks)
-    for op in (DECODE, SELECT, ROUTE, SINKHORN, SINKHORN_LIMIT, LINEAR_ATTENTION, LAYER)
+    for op in (DECODE, SELECT, ROUTE, SINKHORN, SINKHORN_LIMIT, LINEAR_ATTENTION, LAYER, SCORES)
 }
 
 

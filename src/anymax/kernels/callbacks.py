@@ -11,7 +11,7 @@ from .._array.memory import LARGE
 from .arrays import DTYPES, MEMORY, SIZES, arrays_of, dtype_of, empty_like, room_in
 from .link import MAPS, SPARSE
 
-_BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
+_BY_CODE = (*DTYPES, "int32", "int64")  # in the order of the codes of csrc/doors/python/arrays.hpp
 _SPARSE = frozenset(MAPS[kind] for kind in (*SPARSE, "bounded"))
 
 

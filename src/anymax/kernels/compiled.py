@@ -99,9 +99,17 @@ class Compiled(Protocol):
 
     def decode(
         self, mapping: Map, x: Array, steps: np.ndarray, values: np.ndarray | None, keep: Any, u: Any, index: Any, log_p: Any,
-        entropy: Any, left: Any, tau: Any, /,
-    ) -> bool | None:  # fmt: skip
-        """Writes those from `keep` on that are not None, as `decode.run` has them."""
+        entropy: Any, left: Any, tau: Any, support: bool, /,
+    ) -> Any:  # fmt: skip
+        """Writes those from `keep` on that are not None, as `decode.Decoded` has them, and returns its `support` if that is asked for."""
+        ...
+
+    def gumbel(self, pairs: Array, out: Array, /) -> bool | None:
+        """Writes `out`, as `noise.gumbel` has it."""
+        ...
+
+    def torch_uniform(self, generator: Any, out: Any, /) -> bool | None:
+        """Writes what torch.rand draws from its generator on a CPU to float32 `out`, and that its state goes on."""
         ...
 
     def segments(

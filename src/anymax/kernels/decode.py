@@ -34,6 +34,7 @@ class Decoded(NamedTuple):
     log_p: Any  # float64 [..., draws]
     entropy: Any  # float64 [...]
     tau: Any  # float64 [...]: the threshold of the classes that are left, logsumexp for softmax
+    support: Any = None  # ids and offsets of the classes that could be drawn, as `sampling.results.Support` has them
 
 
 def numbers(step: Step) -> np.ndarray:

@@ -13,7 +13,7 @@ from .._core.mapping import Mapping
 from .choice import refuse_other
 from .decode import Decoded, Step
 from .support import NonZeros
-from .tasks import LinearAttention, Selection, Sinkhorn
+from .tasks import LinearAttention, ScoreBlock, Selection, Sinkhorn
 
 if TYPE_CHECKING:
     from ..segments.layout import Segments
@@ -227,6 +227,7 @@ class Engine(ABC):
         log_p: bool = False,
         entropy: bool = False,
         tau: bool = False,
+        support: bool = False,
     ) -> Decoded:
         """One pass over rows whose classes are last, with up to `decode.MOST` steps.
 
@@ -238,6 +239,8 @@ class Engine(ABC):
             Numbers from 0 to 1, float64 [..., draws]: a class is drawn for each.
         given
             Classes to use in place of draws, int64 [..., draws].
+        support
+            Whether the classes that could be drawn are listed.
         """
         self._refused("decode")
 
@@ -281,6 +284,24 @@ class Engine(ABC):
     def scale(self, a: Any, g: Any) -> None:
         """For an output layer: a *= g, for a contiguous array and a number on its device, without a pass over `a` if it is 1."""
         self._refused("scale")
+
+    def score_terms(
+        self, block: ScoreBlock, weights: Any, *, entropy: bool, best: bool
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """For an output layer's softmax, fp32 [rows, 4]: the score of each row's class, -inf if it is not in the block; of all others here
+        logsumexp, and with `entropy` that of their softmax; and with `weights`, one a class, <scores, weights>. With `best` also the class
+        with the largest score of each row, counted from the first of the block; -1 for a row without classes."""
+        self._refused("score_terms")
+
+    def score_loss_grad(self, mapping: Mapping, x: Any, index: Any, scale: Any, saved: Any, out: Any) -> None:
+        """Write `index_loss_grad` of rows [rows, classes] to `out`, which may be in their memory: each row then begins where it did."""
+        self._refused("score_loss_grad")
+
+    def score_slopes(self, block: ScoreBlock, out: Any, of_row: Any, weights: Any, *, mixed: bool) -> None:
+        """Write the gradient in the numbers of a block to `out`, which may be their memory: by the numbers of a row [rows, 5], logsumexp of
+        the others, +inf for none, a, e, b, c, it is e for the row's class, q (a - b log q) for the others, where q is their softmax; b
+        counts only if `mixed`; and c times `weights` more."""
+        self._refused("score_slopes")
 
 
 class SegmentsAlong(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 from .._array import torch_loaded
 from .compiled import Compiled
 
-ABI = 12
+ABI = 13
 _NAME = "anymax._engine"
 
 

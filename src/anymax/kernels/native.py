@@ -362,6 +362,7 @@ class Native(Engine):
         log_p: bool = False,
         entropy: bool = False,
         tau: bool = False,
+        support: bool = False,
     ) -> decode.Decoded:
         framework = arrays_of(x)
         x = framework.contiguous(x.detach() if is_torch(x) else x)
@@ -390,16 +391,27 @@ class Native(Engine):
             framework.empty(batch, "float64") if entropy else None,
             framework.empty(batch, "float64") if tau else None,
         )
-        if not math.prod(batch):
+        if not math.prod(batch) and not support:
             return out
         if not draws[-1]:
             u = index = chances = None
         answer = engine_for(x).decode(
-            mapping, x, table.reshape(-1, 3), values, out.keep, u, index, chances, out.entropy, out.left, out.tau
+            mapping,
+            x,
+            table.reshape(-1, 3),
+            values,
+            out.keep,
+            u,
+            index,
+            chances,
+            out.entropy,
+            out.left,
+            out.tau,
+            support,
         )
         if answer is None:
             raise not_computed("a pass", x)
-        return out
+        return out._replace(support=answer) if support else out
 
     def select(self, task: Selection, x: Array) -> Array | None:
         arrays, (k, groups) = arrays_of(x), task

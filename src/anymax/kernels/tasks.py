@@ -14,6 +14,7 @@ SELECT, ROUTE = "select", "route"  # `Selection`
 SINKHORN, SINKHORN_LIMIT = "sinkhorn", "sinkhorn_limit"  # `Sinkhorn`
 LINEAR_ATTENTION = "linear_attention"  # the other operands, beside the queries
 LAYER = "layer"  # the other operands, beside the rows of an output layer
+SCORES = "scores"  # `ScoreBlock`, beside its numbers
 
 
 class Groups(NamedTuple):
@@ -36,6 +37,18 @@ class Sinkhorn(NamedTuple):
     columns: Array | None
     iterations: int
     temperature: float
+
+
+class ScoreBlock(NamedTuple):
+    """The scores of an output layer for some rows and classes: numbers, and what makes scores of them."""
+
+    numbers: Array  # [rows, classes], products of features and weights
+    bias: Array | None  # [classes], which is added; in half precision the sum is rounded
+    keep: Array | None  # [1 or rows, classes], False where a score is masked
+    factor: Array | None  # [rows, 1], fp32: it multiplies the sum
+    index: Array  # [rows], the class of each row, -1 for none, counted from the first class of the layer
+    first: int  # the class of the first column
+    cap: float  # of the scores, 0 for none: `cap tanh(score / cap)`
 
 
 class LinearAttention(NamedTuple):

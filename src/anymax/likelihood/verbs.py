@@ -6,6 +6,7 @@ map's loss, `e_y - p` for the class y. The derivative of an entropy is exact whe
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,12 +17,14 @@ from .._array import (
     as_scalar,
     axis_or_all,
     counts,
+    eager,
     is_integer,
+    known_any,
     namespace,
     pick_axis,
     upcast,
 )
-from .._core.classes import class_indices, refuse_strays
+from .._core.classes import class_indices, pads_row, refuse_strays
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import check_keywords
@@ -126,7 +129,8 @@ def log_prob_entropy(
     tuple[Array, Array]
         (log_prob, entropy): log_prob is the result of `log_prob`; entropy is `-sum p log p` over the classes that are not
         masked, of the shape of x without the axis of the classes. Its gradient is exact where p is 0; the entropy of a row
-        without classes is 0.
+        without classes is 0. That of a row whose target, or each of several, is -100, is 0 without a gradient, as in
+        `linear_log_prob_entropy`; for -1 it counts.
 
     Examples
     --------
@@ -155,13 +159,20 @@ def _log_prob(
     call, scale = read_scaled(who, mapping, x, axis, mask, transform, temperature)
     rows, hides, xp = call.rows, call.hides, namespace(call.rows)
     index, shape = _classes(who, target, rows, xp, hides=hides)
+    padding = pads_row(index, xp) if entropy else None
     if support is not None:
         rows, index = on_support(who, call.mapping, rows, index, support, xp)
     if hides:
         index, _ = class_indices(f"{who}: target", index, rows.shape[-1], None, xp, hides=True, pads=True)
         call = call.over_all(upcast(rows, xp))
         rows = call.rows
-    log_p, h, _ = terms_of(call.mapping, rows, index, xp, scale=scale, entropy=entropy)
+    blank = lambda: xp.where(padding, xp.zeros_like(rows), rows)  # noqa: E731
+    of = functools.partial(terms_of, call.mapping, index=index, xp=xp, scale=scale, entropy=entropy)
+    log_p, h, _ = of(rows if padding is None or eager(rows) else blank())
+    if h is not None:
+        if known_any(padding & xp.isnan(h), xp):  # else their gradient is NaN, whatever its factor
+            log_p, h, _ = of(blank())
+        h = xp.where(padding, xp.zeros_like(h), h)
     last = log_p.ndim - 1
     one = log_p.shape[-1] == 1 and len(shape) == last
     log_p = log_p[..., 0] if one else xp.permute_dims(log_p, (last, *range(last)))

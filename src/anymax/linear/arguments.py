@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, as_dtype, differentiates, is_array, is_integer, namespace, upcast
+from .._array import (
+    Array,
+    Namespace,
+    as_dtype,
+    differentiates,
+    is_array,
+    is_integer,
+    namespace,
+    recorded,
+    upcast,
+)
 from .._core.classes import class_indices
 from .._core.shards import refuse as refuse_sharded
 from ..transforms import temperature as tempered
@@ -50,12 +60,21 @@ class LayerArguments(NamedTuple):
             score_dtype=self.score_dtype,
         )
 
-    def job(self, layer: Layer, per_row: PerRow, target: Any = None, class_weight: Any = None) -> Job:
+    def job(
+        self,
+        layer: Layer,
+        per_row: PerRow,
+        target: Any = None,
+        class_weight: Any = None,
+        reference: Layer | None = None,
+    ) -> Job:
         """What to compute for each row, by the parts that the caller wants."""
         invariant = _array.check_flag(self.who, "invariant", self.invariant)
         if invariant:  # a library of products also chooses by strides
             layer = layer.with_operands(layer.x, _in_line(layer.weight), layer.bias)
-        return Job(layer, per_row, target, class_weight, check_chunk(self.who, self.chunk), invariant)
+            if reference is not None:
+                reference = reference.with_operands(reference.x, _in_line(reference.weight), reference.bias)
+        return Job(layer, per_row, target, class_weight, check_chunk(self.who, self.chunk), invariant, reference)
 
 
 def _in_line(weight: Array) -> Array:
@@ -111,10 +130,12 @@ INVARIANT_SUPPORT = (
 FULL_WITHOUT_SUPPORT = "full=True applies to a support; without one the result is over all classes already"
 
 
-def check_support(who: str, support: Any, mask: Any, transform: Any) -> None:
+def check_support(who: str, support: Any, mask: Any, transform: Any, invariant: Any = False) -> None:
     """Refuse what can't be given with a support."""
     if support is None:
         return
+    if invariant:
+        raise ValueError(f"{who}: {INVARIANT_SUPPORT}")
     if mask is not None:
         raise ValueError(f"{who}: with a support a mask has no meaning; give the classes that it leaves")
     elementwise(
@@ -122,15 +143,18 @@ def check_support(who: str, support: Any, mask: Any, transform: Any) -> None:
     )
 
 
-def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
+def with_temperature(
+    who: str, layer: Layer, temperature: Any, invariant: Any = False
+) -> tuple[Layer, tuple[Callable[[Any], Any], ...]]:
     """(the layer with its scores divided by a temperature, the transforms that do what its operands can't).
 
-    The temperature is a number, or has one value for each row, in the shape of x without its last axis.
+    The temperature is a number, or has one value for each row, in the shape of x without its last axis. invariant: as in `Job`; then a row
+    alone is computed as one of several.
     """
     xp = namespace(layer.x)
     check_range(who, "temperature", temperature, _array.AT_LEAST_0)
     features = upcast(layer.x, xp)
-    if not is_array(temperature) or math.prod(temperature.shape) == 1:
+    if not is_array(temperature) or (math.prod(temperature.shape) == 1 and not (invariant and temperature.ndim)):
         scale = _array.number(temperature)
         if is_array(scale):
             scale = as_dtype(xp.reshape(_array.beside(scale, layer.x, "temperature", xp), ()), features.dtype, xp)
@@ -138,6 +162,8 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
             scale = float(scale) if _array.known(scale) and not differentiates(scale) else scale
         if not is_array(scale) and not float(xp.finfo(features.dtype).smallest_normal) <= scale < math.inf:
             return layer, (tempered(scale),)  # argmax, or no difference between the classes
+        if _rounds(layer, scale):
+            return layer.times(1.0 / scale, xp), ()
         x, bias = as_dtype(features / scale, layer.x.dtype, xp), layer.bias
         if bias is not None:
             masked = bias == -math.inf
@@ -147,12 +173,21 @@ def with_temperature(who: str, layer: Layer, temperature: Any) -> tuple[Layer, t
     scale = as_dtype(temperature_of_rows(who, temperature, layer, xp), features.dtype, xp)
     if _array.known_any(scale < float(xp.finfo(scale.dtype).smallest_normal), xp):
         raise ValueError(f"{who}: a temperature of 0 in some rows; give one number for all rows, or values above 0")
+    if _rounds(layer, scale):
+        return layer.times(1.0 / scale, xp), ()
     return layer.scaled_rows(1.0 / scale, xp), ()
+
+
+def _rounds(layer: Layer, scale: Any) -> bool:
+    """True if features divided by a temperature would be rounded to half precision. In torch one that learns divides them all the same."""
+    return layer.x.dtype != layer.dtype and not recorded(scale)
 
 
 def temperature_of_rows(who: str, temperature: Array, layer: Layer, xp: Namespace) -> Array:
     """A temperature with one value for each row, [rows, 1]."""
     scale = _array.beside(temperature, layer.x, "temperature", xp)
+    if math.prod(scale.shape) == 1:
+        return xp.broadcast_to(_array.nan_outside(xp.reshape(scale, (1, 1)), _array.AT_LEAST_0), (layer.rows, 1))
     if tuple(scale.shape) not in (layer.lead, (*layer.lead, 1)):
         raise ValueError(
             f"{who}: temperature of shape {tuple(scale.shape)}: expected a number, or one value for each row, of shape {layer.lead}"

@@ -53,8 +53,11 @@ class LayerBridge(ABC):
 
     def plan(self, job: Job, indices: bool, total: bool) -> str:
         """Which scores are in memory at a time. indices: the targets are classes; total: the caller wants a sum or a mean."""
-        layer, rows = job.layer, TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
-        return f"all {layer.classes} scores of {rows} rows at a time"
+        return f"all {job.layer.classes} scores of {self.rows_of_group(job)} rows at a time"
+
+    def rows_of_group(self, job: Job) -> int:
+        """How many rows `by_rows` takes at a time."""
+        return TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
 
     def outside_graphs(self, f: Callable[..., Any], *args: Any) -> Any:
         """`f(*args)`, whose shapes depend on values, so that torch.compile must not trace it."""
@@ -132,10 +135,15 @@ class NumpyLayers(LayerBridge):
     """Arrays without derivatives."""
 
     def by_rows(self, job: Job) -> Any:
-        if not job.invariant:
-            return in_turn(job, rows_at_a_time(job.layer, job.chunk))
-        tile = rows_of_tile(job.layer, self.product)
-        return in_tiles(job, tile, lambda job: in_turn(job, tile))
+        step = self.rows_of_group(job)
+        return in_tiles(job, step, lambda job: in_turn(job, step)) if job.invariant else in_turn(job, step)
+
+    def rows_of_group(self, job: Job) -> int:
+        return (
+            min(rows_of_tile(layer, self.product) for layer in job.layers)
+            if job.invariant
+            else super().rows_of_group(job)
+        )
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         xp = namespace(layer.x)

@@ -13,7 +13,7 @@ from .._core.options import check_keywords
 from .._core.shards import layer_over_devices
 from .._core.shards import refuse as refuse_sharded
 from .._core.tables import document
-from .._core.typing import ArrayT, Mask, Numbers, Reduction
+from .._core.typing import ArrayT, DType, Mask, Numbers, Reduction
 from ..autodiff import bridge
 from ..likelihood.divergence import divergence_rows, read_beta
 from ..likelihood.support import padded, sized_support
@@ -22,7 +22,7 @@ from ..losses.options import LossOptions
 from ..mappings import Softmax
 from .arguments import HINTS, LayerArguments, check_support
 from .job import Job, RowDivergence
-from .layer import Layer, check_chunk
+from .layer import Layer
 from .likelihoods import linear_log_prob, read_layer, scores_of_support
 from .verbs import LossJob, linear_loss, reduced
 
@@ -55,6 +55,8 @@ def linear_kl(
     transform: Callable[[Any], Any] | None = None,
     reduction: Reduction = "none",
     chunk: int | None = None,
+    score_dtype: DType = None,
+    invariant: bool = False,
 ) -> ArrayT:
     """The divergence between the distributions of two output layers, from the hidden states and the weight of each.
 
@@ -102,6 +104,8 @@ def linear_kl(
         Those of `anymax.linear_loss`, applied to the scores of both.
     reduction
         "none" for one number per row, their "sum", or their "mean" over the rows that count.
+    score_dtype
+        The dtype of the scores of both, or its name, as in `anymax.linear_loss`.
 
     Returns
     -------
@@ -123,28 +127,26 @@ def linear_kl(
         raise TypeError(
             f"{who}: expected the features x_ref of the reference, got {x_ref!r}; the mapping comes after linear_weight_ref"
         )
-    arguments = LayerArguments(who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature)
+    arguments = LayerArguments(
+        who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature, score_dtype, invariant
+    )
     of_reference = arguments._replace(
         who=f"{who}, of the reference", x=x_ref, linear_weight=linear_weight_ref, linear_bias=linear_bias_ref
     )
-    check_support(who, support, mask, transform)
+    check_support(who, support, mask, transform, invariant)
     beta, options = read_beta(who, direction, beta), LossOptions.read(who, None, {"reduction": reduction})
-    pair = Pair.of(arguments, of_reference, where)
-    per_row = RowDivergence(who, pair.transforms, beta=beta)
-    return pair.over(support, per_row, options) if support is not None else pair.all(per_row, options)
+    pair = Pair.of(arguments, of_reference, where, beta)
+    return pair.all(options) if support is None else pair.over(support, options)
 
 
 class Pair(NamedTuple):
     """Two layers over the same rows and classes, the student's and that of the reference."""
 
-    layer: Layer
-    reference: Layer
-    transforms: tuple[Callable[[Any], Any], ...]
+    job: Job
     counts: Array | None  # [rows], True for those that count; None for all
-    chunk: int | None
 
     @classmethod
-    def of(cls, arguments: LayerArguments, of_reference: LayerArguments, where: Any) -> Pair:
+    def of(cls, arguments: LayerArguments, of_reference: LayerArguments, where: Any, beta: float) -> Pair:
         who, layer = arguments.who, arguments.layer()
         xp = namespace(layer.x)
         refuse_sharded(who, None, x_ref=of_reference.x, linear_weight_ref=of_reference.linear_weight)
@@ -155,27 +157,31 @@ class Pair(NamedTuple):
             layer, reference = (each.with_rows(there, xp) for each in (layer, reference))
         (layer, transforms), (reference, _) = read_layer(arguments, layer), read_layer(of_reference, reference)
         reference = dataclasses.replace(reference, mapping=layer.mapping)
-        return cls(layer, reference, transforms, there, check_chunk(who, arguments.chunk))
+        per_row = RowDivergence(who, transforms, beta=beta)
+        return cls(arguments.job(layer, per_row, reference=reference), there)
 
-    def all(self, per_row: RowDivergence, options: LossOptions) -> Any:
-        layer, xp = self.layer, namespace(self.layer.x)
-        with quiet(layer.x):
+    def all(self, options: LossOptions) -> Any:
+        x = self.job.layer.x
+        xp = namespace(x)
+        with quiet(x):
             there = self._there(xp)
-            index = counts(xp.astype(there, xp.int32), xp) - 1
-            job = Job(layer, per_row, index, chunk=self.chunk, reference=self.reference)
+            job = dataclasses.replace(self.job, target=counts(xp.astype(there, xp.int32), xp) - 1)
             return reduced(LossJob(job, ~there, self._counted(there, xp)), options)
 
-    def over(self, support: Any, per_row: RowDivergence, options: LossOptions) -> Any:
+    def over(self, support: Any, options: LossOptions) -> Any:
         """Over the classes of each row's support; no other rows of the weights are read."""
-        self.layer.refuse_with_sink(per_row.who, support=support)
-        return bridge(self.layer.x).layers.outside_graphs(self._of_support, support, per_row, options)
+        layer = self.job.layer
+        layer.refuse_with_sink(self.job.per_row.who, support=support)
+        return bridge(layer.x).layers.outside_graphs(self._of_support, support, options)
 
-    def _of_support(self, support: Any, per_row: RowDivergence, options: LossOptions) -> Any:
-        layer, who, xp = self.layer, per_row.who, namespace(self.layer.x)
+    def _of_support(self, support: Any, options: LossOptions) -> Any:
+        layer, per_row = self.job.layer, self.job.per_row
+        assert isinstance(per_row, RowDivergence)
+        who, xp = per_row.who, namespace(layer.x)
         ids, offsets = sized_support(who, layer.x, layer.rows, layer.classes, support, xp)
         classes, there = padded(who, (layer.rows,), layer.classes, ids, offsets, xp)
         with quiet(layer.x):
-            s, t = (scores_of_support(each, per_row, classes, there, xp) for each in (layer, self.reference))
+            s, t = (scores_of_support(each, per_row, classes, there, xp) for each in self.job.layers)
             value = divergence_rows(layer.mapping, s, t, per_row.beta, xp)
             counted = self._there(xp)
             value = xp.where(counted, value, xp.zeros_like(value))
@@ -186,10 +192,11 @@ class Pair(NamedTuple):
         """[rows], True for those that count."""
         if self.counts is not None:
             return self.counts
-        return xp.ones((self.layer.rows,), dtype=xp.bool, **device_of(self.layer.x))
+        layer = self.job.layer
+        return xp.ones((layer.rows,), dtype=xp.bool, **device_of(layer.x))
 
     def _counted(self, there: Array, xp: Namespace) -> Array:
-        return xp.astype(there, upcast(self.layer.x[:1, :1], xp).dtype)
+        return xp.astype(there, upcast(self.job.layer.x[:1, :1], xp).dtype)
 
 
 def check_pair(who: str, layer: Layer, reference: Layer) -> None:

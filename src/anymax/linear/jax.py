@@ -13,9 +13,9 @@ import jax
 from .._array import Array, wide_dtype
 from .._core.static import Static
 from ..autodiff.jax import static_of
-from .bridge import PIECE, TILE, LayerBridge, in_tiles
+from .bridge import PIECE, LayerBridge, in_tiles
 from .job import Job, PerRow
-from .layer import ByRow, Layer, dots, rows_at_a_time
+from .layer import ByRow, Layer, dots
 
 
 class _How(NamedTuple):
@@ -54,8 +54,18 @@ def _run(
         params = by_row[0].params | shared[0].params
         mapping = static.mapping({k: params[k] for k in static.names})
         layer, *reference = (
-            Layer(x, s.weight, s.bias, s.keep if keep is None else keep, mapping, (), x.dtype, rounded_to=rounded_to)
-            for (x, keep, _), s in zip(by_row, shared)
+            Layer(
+                x,
+                s.weight,
+                s.bias,
+                s.keep if keep is None else keep,
+                mapping,
+                (),
+                x.dtype,
+                rounded_to=rounded_to,
+                factor=factor,
+            )
+            for (x, keep, _, factor), s in zip(by_row, shared)
         )
         return Job(layer, per_row, target, shared[0].class_weight, reference=next(iter(reference), None)).result()
 
@@ -81,8 +91,7 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
     return jax.lax.map(jax.checkpoint(row), (x, classes), batch_size=step)
 
 
-def _by_rows(job: Job) -> Any:
-    step = TILE if job.invariant else rows_at_a_time(job.layer, job.chunk)
+def _by_rows(job: Job, step: int) -> Any:
     by_row = tuple(layer.by_row() for layer in job.layers)
     shared = tuple(_shared(layer, of, job) for layer, of in zip(job.layers, by_row))
     how = _How(job.per_row, job.layer.rounded_to, step, job.invariant)
@@ -93,7 +102,8 @@ class JaxLayers(LayerBridge):
     rounds_products = False
 
     def by_rows(self, job: Job) -> Any:
-        return in_tiles(job, TILE, _by_rows) if job.invariant else _by_rows(job)
+        step = self.rows_of_group(job)
+        return in_tiles(job, step, lambda job: _by_rows(job, step)) if job.invariant else _by_rows(job, step)
 
     def product(self, x: Array, weight: Array) -> Array:
         return jax.numpy.matmul(x, weight.T, preferred_element_type=wide_dtype(x, jax.numpy))

@@ -280,10 +280,13 @@ class Job:
 
     def result(self) -> Any:
         """All rows at once, from all of their scores."""
-        mapping, s = self.layer.mapping, self.layer.scores()
-        if self.reference is None:
+        return self.of_scores(self.layer.mapping, *(layer.scores() for layer in self.layers))
+
+    def of_scores(self, mapping: Mapping, s: Array, of_reference: Array | None = None) -> Any:
+        """The result for each row, from the scores of the layers."""
+        if of_reference is None:
             return self.per_row(mapping, s, self.target, self.class_weight)
-        value = self.per_row(mapping, s, self.reference.scores(), self.class_weight)
+        value = self.per_row(mapping, s, of_reference, self.class_weight)
         return value if self.target is None else safe(value, self.target >= 0, 0.0, namespace(s))
 
 

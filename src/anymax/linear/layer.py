@@ -40,11 +40,12 @@ class ByRow(NamedTuple):
     x: Array
     keep: Array | None
     params: dict[str, Array]  # of the map, by name
+    factor: Array | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The operands of the scores `x @ weight.T + bias`, and a map. A parameter of the map is a number or has one value per row."""
+    """The operands of the scores `factor * (x @ weight.T + bias)`, and a map, whose parameters are numbers or have one value per row."""
 
     x: Array  # [rows, features]
     weight: Array  # [classes, features], in the dtype of x, or on torch's CPU a narrower one
@@ -55,6 +56,9 @@ class Layer:
     dtype: Any  # of the result: fp32 or fp64
     hides: bool = False  # the last class is one that the caller's map hides; the index -1 stands for it
     rounded_to: Any = None  # a dtype of half precision to which scores are rounded; None: they are in fp32 or fp64
+    factor: Array | None = (
+        None  # [rows, 1], a constant in fp32: a temperature beside features in half precision, which it would round
+    )
 
     @property
     def rows(self) -> int:
@@ -78,8 +82,7 @@ class Layer:
 
     def refuse_with_sink(self, who: str, **options: Any) -> None:
         """Refuse what would act on the class that a map hides as on the others."""
-        names = [name for name, value in options.items() if value is not None]
-        if self.hides and names:
+        if self.hides and (names := [name for name, value in options.items() if value is not None]):
             raise ValueError(
                 f"{who}: {' and '.join(names)} can't be given with a sink here; make the scores, and use the verbs of scores"
             )
@@ -119,7 +122,7 @@ class Layer:
     def by_row(self) -> ByRow:
         """The arrays that have an entry for each row."""
         keep = None if self.keep is None or self.keep.shape[0] == 1 else self.keep
-        return ByRow(self.x, keep, {k: v for k, v in self.mapping.params().items() if v.ndim})
+        return ByRow(self.x, keep, {k: v for k, v in self.mapping.params().items() if v.ndim}, self.factor)
 
     def with_operands(self, x: Array, weight: Array, bias: Array | None) -> Layer:
         """The layer with other features, weight and bias."""
@@ -129,6 +132,11 @@ class Layer:
         """The layer with features 0 in the other rows, [rows] of booleans, so that nothing of these reaches a gradient."""
         x = xp.where(there[:, None], self.x, xp.zeros_like(self.x))
         return self.with_operands(x, self.weight, self.bias)
+
+    def times(self, factor: Any, xp: Namespace) -> Layer:
+        """The layer with its scores times a factor, a number or [rows, 1], which neither features nor weights see."""
+        ones = xp.ones((self.rows, 1), dtype=self.dtype, **_array.device_of(self.x))
+        return dataclasses.replace(self, factor=ones * factor)
 
     def scaled_rows(self, factor: Array, xp: Namespace) -> Layer:
         """The layer with the scores of each row times a factor, [rows, 1]; a bias becomes one more feature."""
@@ -146,12 +154,13 @@ class Layer:
 
     def rows_at(self, where: Any, by_row: ByRow | None = None) -> Layer:
         """Some of the rows: a slice, or their indices. by_row: the result of `by_row`, for many parts."""
-        x, keep, params = self.by_row() if by_row is None else by_row
+        x, keep, params, factor = self.by_row() if by_row is None else by_row
         keep = self.keep if keep is None else some_rows(keep, where)
         mapping = (
             self.mapping.laid_out(**{k: some_rows(v, where) for k, v in params.items()}) if params else self.mapping
         )
-        return dataclasses.replace(self, x=some_rows(x, where), keep=keep, mapping=mapping)
+        factor = None if factor is None else some_rows(factor, where)
+        return dataclasses.replace(self, x=some_rows(x, where), keep=keep, mapping=mapping, factor=factor)
 
     def groups(self, step: int) -> list[slice]:
         """Where the rows are, `step` at a time; one group without rows if there are none."""
@@ -197,6 +206,10 @@ class Layer:
             return s
         return as_dtype(as_dtype(s, self.rounded_to, xp), s.dtype, xp)
 
+    def scaled(self, s: Array, xp: Namespace) -> Array:
+        """Numbers [rows, any] times the factor of their row, in their dtype."""
+        return s if self.factor is None else self.rounded(as_dtype(s * self.factor, s.dtype, xp), xp)
+
     def scores(self) -> Array:
         """All scores, [rows, classes], in fp32 or fp64 unless the product rounds them; a masked class has -inf."""
         xp = namespace(self.x)
@@ -206,7 +219,7 @@ class Layer:
                 s = xp.matmul(self.x, weight.T)
             else:
                 s = bridge(self.x).layers.product(self.x, weight)
-        s = self.rounded(s if self.bias is None else s + self.bias, xp)
+        s = self.scaled(self.rounded(s if self.bias is None else s + self.bias, xp), xp)
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
 
 

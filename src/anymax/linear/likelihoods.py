@@ -24,7 +24,6 @@ from ..mappings import Softmax
 from .arguments import (
     FULL_WITHOUT_SUPPORT,
     HINTS,
-    INVARIANT_SUPPORT,
     LayerArguments,
     check_support,
     class_of_each_row,
@@ -88,7 +87,7 @@ def linear_log_prob(
     array([-0.408, -2.143])
     """
     who = "linear_log_prob"
-    check_support(who, support, mask, transform)
+    check_support(who, support, mask, transform, invariant)
     arguments = LayerArguments(
         who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature, score_dtype, invariant
     )
@@ -168,7 +167,7 @@ def linear_log_prob_entropy(
     who = "linear_log_prob_entropy"
     if full and support is None:
         raise ValueError(f"{who}: {FULL_WITHOUT_SUPPORT}")
-    check_support(who, support, mask, transform)
+    check_support(who, support, mask, transform, invariant)
     arguments = LayerArguments(
         who, x, linear_weight, mapping, linear_bias, mask, transform, chunk, temperature, score_dtype, invariant
     )
@@ -253,7 +252,7 @@ def read_layer(arguments: LayerArguments, layer: Layer | None = None) -> tuple[L
     transforms = row_transforms(who, transform)
     if temperature is None:
         return layer, transforms
-    layer, first = with_temperature(who, layer, temperature)
+    layer, first = with_temperature(who, layer, temperature, arguments.invariant)
     return layer, (*first, *transforms)
 
 
@@ -275,8 +274,6 @@ class _Tokens:
         index, _ = class_of_each_row(who, target, layer, None, xp)
         per_row = RowTerms(who, transforms, entropy=entropy)
         job = arguments.job(layer, per_row, index[:, None])
-        if job.invariant and support is not None:
-            raise ValueError(f"{who}: {INVARIANT_SUPPORT}")
         padding = xp.reshape(target == PADDING, (layer.rows,))
         if support is not None or not eager(layer.x):  # else these rows are not computed, or nothing is differentiated
             job = dataclasses.replace(job, layer=layer.with_rows(~padding, xp))
@@ -318,7 +315,7 @@ def scores_of_support(layer: Layer, per_row: PerRow, classes: Array, there: Arra
     """The transformed scores of some classes of each row, [rows, width], -inf where there is none."""
     if layer.keep is not None:  # of classes whose bias is -inf
         there = there & take(xp.broadcast_to(layer.keep, (layer.rows, layer.classes)), classes, xp)
-    s = bridge(layer.x).layers.gathered(layer, classes)
+    s = layer.scaled(bridge(layer.x).layers.gathered(layer, classes), xp)
     return per_row.transformed(xp.where(there, s, -math.inf * xp.ones_like(s)))
 
 

@@ -159,15 +159,19 @@ class ScoreBlocks:
                 )
             )
 
+    def numbers(self, a: int, b: int, out: Tensor | None = None) -> Tensor:
+        """The products of features and weights of the classes a to b, in the dtype of the buffer. out: other memory for them."""
+        return product(self.layer.x, self.weight(a, b), self.memory(a, b) if out is None else out)
+
     def block(self, a: int, b: int, out: Tensor | None = None) -> Tensor:
         """The scores of the classes a to b, in the dtype of the buffer. out: other memory for them."""
-        layer = self.layer
-        s = self.memory(a, b) if out is None else out
-        product(layer.x, self.weight(a, b), s)
+        layer, s = self.layer, self.numbers(a, b, out)
         if layer.bias is not None:
             s += layer.bias[a:b]
         if layer.rounded_to is not None:
             s = s.copy_(layer.rounded(s, xp))
+        if layer.factor is not None:
+            s = s.mul_(layer.factor)
         if layer.keep is not None:
             s.masked_fill_(~layer.keep[:, a:b], -math.inf)
         return s

@@ -61,8 +61,16 @@ def values(job: Job) -> Tensor | None:
     tensors = tuple(a for each in job.layers for a in (each.x, each.weight, each.bias))
     if any(type(each.x) not in (Tensor, torch.nn.Parameter) for each in job.layers):
         return None
-    keeps = (None if job.reference is None else job.reference.keep, layer.keep)
-    tensors = (*tensors, *(None,) * (_LEARNED - len(tensors)), *keeps, job.target, job.class_weight)
+    of_other = (None, None) if job.reference is None else (job.reference.keep, job.reference.factor)
+    tensors = (
+        *tensors,
+        *(None,) * (_LEARNED - len(tensors)),
+        *of_other,
+        layer.keep,
+        layer.factor,
+        job.target,
+        job.class_weight,
+    )
     how = spec, numbers, cap, _name_of(per_row), chunk, job.invariant, layer.rounded_to
     # torch.compile can't trace an autograd function without a gradient
     return _traced(how, *tensors) if job.recorded() else _run(how, *tensors)
@@ -73,13 +81,14 @@ _LEARNED = 6  # tensors that may have a gradient: x, weight and bias of a layer,
 
 def _values(
     x: Tensor, weight: Tensor, bias: Tensor | None, x_ref: Tensor | None, weight_ref: Tensor | None, bias_ref: Tensor | None,
-    keep_ref: Tensor | None, keep: Tensor | None, index: Tensor, class_weight: Tensor | None, spec: str, numbers: list[float], cap: float,
-    result: str, chunk: int, invariant: bool, rounded_to: torch.dtype | None,
+    keep_ref: Tensor | None, factor_ref: Tensor | None, keep: Tensor | None, factor: Tensor | None, index: Tensor,
+    class_weight: Tensor | None, spec: str, numbers: list[float], cap: float, result: str, chunk: int, invariant: bool,
+    rounded_to: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
     mapping, reference = mapping_from(spec, []), None
-    layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype, rounded_to=rounded_to)
+    layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype, rounded_to=rounded_to, factor=factor)
     if x_ref is not None and weight_ref is not None:
-        reference = Layer(x_ref, weight_ref, bias_ref, keep_ref, mapping, (x.shape[0],), x_ref.dtype)
+        reference = Layer(x_ref, weight_ref, bias_ref, keep_ref, mapping, (x.shape[0],), x_ref.dtype, factor=factor_ref)
     who, transforms = "a compiled output layer", (softcap(cap),) if cap else ()
     per_row: RowTerms | RowLoss | RowDivergence
     if result == _DIVERGENCE:
@@ -138,8 +147,8 @@ def _vjp_fake(g: Tensor, wants: list[bool], *args: Any) -> tuple[Tensor, ...]:
 
 
 _LEARN = "Tensor x, Tensor weight, Tensor? bias, Tensor? x_ref, Tensor? weight_ref, Tensor? bias_ref"
-_FIXED = "Tensor? keep_ref, Tensor? keep, Tensor index, Tensor? class_weight"
-_INDEX, _RESULT = 8, 13  # the places of `index` and `result`
+_FIXED = "Tensor? keep_ref, Tensor? factor_ref, Tensor? keep, Tensor? factor, Tensor index, Tensor? class_weight"
+_INDEX, _RESULT = 10, 15  # the places of `index` and `result`
 _ARGUMENTS = f"{_LEARN}, {_FIXED}, str spec, float[] numbers, float cap, str result, int chunk, bool invariant, ScalarType? rounded_to"
 _GRADIENTS = ", ".join(["Tensor"] * _LEARNED)
 opaque(f"layer({_ARGUMENTS}) -> Tensor", _forward, _forward_fake)

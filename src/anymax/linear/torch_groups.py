@@ -15,13 +15,12 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import recorded, wide_dtype
-from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, with_params
 from ..autodiff.torch_adapter import operation
 from ..autodiff.torch_rows import KINDS, untraced
 from ..kernels import engine_of
 from ..kernels.tasks import LAYER
-from . import torch_blocks
+from . import torch_blocks, torch_scores
 from .bridge import TILE, in_tiles, in_turn, joined, padded, rows_of_tile
 from .job import Job
 from .layer import Layer, rows_at_a_time
@@ -175,15 +174,29 @@ def _score_gradients(
 ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """The gradients in the scores of some rows, for each of the layers that wants one, the sum of g times their results, and the results
     without a gradient; adds the gradients by bias and parameters, None for a parameter without."""
+    engine = torch_scores.engine_of_blocks(job.layer) if any(layers[0].wants) else None
+    if engine is not None and torch_scores.is_of_short_rows(job):
+        numbers = _scores(job.layer, job.invariant, products=True)
+        ds, value, constants = torch_scores.WholeRows.of(engine, job, numbers).gradient(g)
+        if layers[0].db is not None:
+            layers[0].db += ds.sum(0, dtype=layers[0].dtype)
+        return [ds], value, constants
     whole = [_scores(layer, job.invariant) for layer in job.layers]  # a piece at a time becomes its gradient
     # in half precision that of a row takes the first half of its memory
     scores = [
         s if s.dtype is layer.x.dtype else s.view(layer.x.dtype)[:, : s.shape[1]] for s, layer in zip(whole, job.layers)
     ]
-    constants: list[Tensor] = []
+    constants = []
     total = torch.zeros((), dtype=g.dtype, device=g.device)
     wanted = [any(of_layer.wants) for of_layer in layers]
+    writes = engine if engine is not None and not dparams and torch_scores.is_own_loss(engine, job) else None
     for where, piece, parts in _pieces(job, whole):
+        if writes is not None:
+            ds = scores[0][where]
+            total = total + torch_scores.own_loss_gradient(writes, piece, parts[0], g[where] if g.ndim else g, ds)
+            if layers[0].db is not None:
+                layers[0].db += ds.sum(0, dtype=layers[0].dtype)
+            continue
         with torch.enable_grad():
             for s, want in zip(parts, wanted):
                 s.requires_grad_(want)
@@ -191,7 +204,7 @@ def _score_gradients(
                 value.detach().requires_grad_(d is not None)
                 for value, d in zip(params_of(piece.layer.mapping) if dparams else (), dparams, strict=True)
             ]
-            value = _of_piece(piece, with_params(piece.layer.mapping, free), parts)
+            value = piece.of_scores(with_params(piece.layer.mapping, free), *parts)
             if isinstance(value, tuple):  # the other has no gradient
                 value, constant = value
                 constants.append(constant)
@@ -205,7 +218,7 @@ def _score_gradients(
             if not want:
                 continue
             slope = slopes.pop(0)
-            ds[where] = 0.0 if slope is None else slope
+            ds[where] = 0.0 if slope is None else slope if layer.factor is None else slope * layer.factor
             if layer.keep is not None:
                 ds[where].masked_fill_(~layer.keep, 0)
             if of_layer.db is not None:
@@ -216,19 +229,17 @@ def _score_gradients(
     return scores, total, constants
 
 
-def _of_piece(piece: Job, mapping: Mapping, scores: list[Tensor]) -> Any:
-    """The result for each row of a piece, from the scores of its layers."""
-    s, *others = scores
-    return piece.per_row(mapping, s, others[0] if others else piece.target, piece.class_weight)
-
-
-def _scores(layer: Layer, invariant: bool) -> Tensor:
-    """The scores of some rows, before the mask, in memory that the caller may write to; nothing here is recorded."""
+def _scores(layer: Layer, invariant: bool, products: bool = False) -> Tensor:
+    """The scores of some rows, before the mask, in memory that the caller may write to; nothing here is recorded. products: these alone,
+    without what makes scores of them."""
     x = layer.x.clone() if invariant else layer.x  # for MKL bits depend on where a row begins in memory
     out = layer.x.new_empty((layer.rows, layer.classes)) if layer.product_rounds else None
     s = torch_blocks.product(x, layer.weight.to(x.dtype), out)
+    if products:
+        return s
     s = s if layer.bias is None else s.add_(layer.bias)
-    return s if layer.rounded_to is None else s.copy_(layer.rounded(s, xp))
+    s = s if layer.rounded_to is None else s.copy_(layer.rounded(s, xp))
+    return s if layer.factor is None else s.mul_(layer.factor)
 
 
 def _pieces(job: Job, scores: list[Tensor]) -> Iterator[tuple[slice, Job, list[Tensor]]]:
@@ -246,8 +257,13 @@ def _results(job: Job, step: int) -> Any:
     """The results of all rows, from the scores of `step` rows at a time."""
     parts = []
     for _, part in job.parts(step):
+        engine = torch_scores.engine_of_blocks(part.layer)
+        if engine is not None and torch_scores.is_of_short_rows(part):
+            numbers = _scores(part.layer, job.invariant, products=True)
+            parts.append(torch_scores.WholeRows.of(engine, part, numbers).result())
+            continue
         for _, piece, scores in _pieces(part, [_scores(layer, job.invariant) for layer in part.layers]):
-            parts.append(_of_piece(piece, piece.layer.mapping, scores))
+            parts.append(piece.of_scores(piece.layer.mapping, *scores))
     return joined(parts)
 
 
@@ -267,17 +283,25 @@ def _operands(job: Job) -> tuple[Any, ...]:
     layer, other = job.layer, job.reference
     of_layer = layer.x, layer.weight, layer.bias
     of_other = (None,) * _LAYER if other is None else (other.x, other.weight, other.bias)
-    more = layer.keep, None if other is None else other.keep, job.target, job.class_weight
+    more = (
+        layer.keep,
+        layer.factor,
+        *((None, None) if other is None else (other.keep, other.factor)),
+        job.target,
+        job.class_weight,
+    )
     return *of_layer, *of_other, *more, *job.per_row.arrays(), layer.mapping
 
 
 def _with(job: Job, operands: Any) -> Job:
     """The job with the operands that `_operands` lists."""
-    x, weight, bias, x2, weight2, bias2, keep, keep2, target, class_weight, *arrays, mapping = operands
-    layer = dataclasses.replace(job.layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
+    x, weight, bias, x2, weight2, bias2, keep, factor, keep2, factor2, target, class_weight, *arrays, mapping = operands
+    layer = dataclasses.replace(job.layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping, factor=factor)
     other = job.reference
     if other is not None:
-        other = dataclasses.replace(other, x=x2, weight=weight2, bias=bias2, keep=keep2, mapping=mapping)
+        other = dataclasses.replace(
+            other, x=x2, weight=weight2, bias=bias2, keep=keep2, mapping=mapping, factor=factor2
+        )
     per_row = job.per_row.with_arrays(arrays)
     return dataclasses.replace(
         job, layer=layer, per_row=per_row, target=target, class_weight=class_weight, reference=other
@@ -347,7 +371,7 @@ def _plainly(job: Job) -> Any:
 def rows_of_group(job: Job) -> int:
     """How many rows `by_rows` takes at a time; on a GPU there may be as many scores as the weight has numbers."""
     if job.invariant:
-        return _tile(job.layer) if runs_eagerly(job.layer) else TILE
+        return min(map(_tile, job.layers)) if runs_eagerly(job.layer, reference=job.reference) else TILE
     layer, group = job.layer, torch_blocks.sizes_of(job.layer.x).group
     return rows_at_a_time(layer, job.chunk, max(group, layer.weight.numel()) if torch_blocks.on_gpu(layer.x) else group)
 

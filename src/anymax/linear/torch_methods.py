@@ -80,7 +80,7 @@ def choose(job: Job, ahead: int | None = None) -> LayerMethod:
     if softmax:
         return LayerMethod.LIKELY if likely else LayerMethod.SOFTMAX
     several = isinstance(per_row, RowTerms) and job.target is not None and job.target.shape[1] > 1
-    candidates = not several and not three_products and _few_candidates(layer.mapping, x)
+    candidates = not several and not three_products and layer.factor is None and _few_candidates(layer.mapping, x)
     return LayerMethod.CANDIDATES if candidates else all_scores
 
 

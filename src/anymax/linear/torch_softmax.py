@@ -13,12 +13,14 @@ import torch
 
 from .._array import wide_dtype
 from ..autodiff.torch_adapter import operation
+from ..kernels.engine import Engine
 from ..likelihood.softmax_plain import LOWEST, at_classes
 from ..mappings import Softmax
 from .job import Job
 from .layer import Layer
 from .torch_blocks import BlockSize, ScoreBlocks, holds_scores, logsumexp, logsumexp_entropy, sizes_of
 from .torch_candidates import OfTarget, candidates_back, candidates_of, weighted_scores
+from .torch_scores import ShortGradient, ShortRows, block_of, engine_of_blocks, level_of
 
 Tensor = torch.Tensor
 
@@ -27,9 +29,8 @@ _SOFTMAX = Softmax()
 
 def of_softmax(
     job: Job, class_factors: Tensor | None, *, entropy: bool = False, min_probability: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets' scores and logsumexp of all others, [rows, m + 1]; <scores, class_factors>; and on request the entropy of the others,
-    [rows, 1]. class_factors: a factor for each class, those of label smoothing.
+) -> ShortRows:
+    """The short rows, on request with the entropy. class_factors: a factor for each class, those of label smoothing.
 
     Classes with a probability below `min_probability` may have no gradient.
     """
@@ -43,10 +44,11 @@ def of_softmax(
             target_and_rest, weighted_score = _likely(
                 BlockSize.of(layer, job.chunk), *_operands(layer, target, class_factors), value, index, at, others
             )
-            return target_and_rest, weighted_score, weighted_score
+            return ShortRows(target_and_rest, weighted_score, None)
     target = target if target.ndim == 2 else target[:, None]
-    holds = holds_scores(layer, job.chunk)
-    return _others(_How(BlockSize.of(layer, job.chunk), entropy, holds), *_operands(layer, target, class_factors))
+    holds, engine = holds_scores(layer, job.chunk), engine_of_blocks(layer) if target.shape[1] == 1 else None
+    how = _How(BlockSize.of(layer, job.chunk), entropy, holds, engine)
+    return ShortRows(*_others(how, *_operands(layer, target, class_factors), layer.factor))
 
 
 def _operands(layer: Layer, target: Tensor, class_factors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -56,32 +58,30 @@ def _operands(layer: Layer, target: Tensor, class_factors: Tensor | None) -> tup
 class _How(NamedTuple):
     blocks: BlockSize
     entropy: bool
-    holds: bool = False  # the scores, from the forward to the backward pass
+    holds: bool = False  # the scores, from the forward to the backward pass; or what an engine takes in their place
+    engine: Engine | None = None
 
 
 def _others_forward(how: _How, operands: Any, wants: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The scores of the targets of each row and logsumexp of all others, [rows, m + 1]; <scores, class_factors>; the
-    entropy of the softmax of the others."""
-    x, weight, bias, keep, target, class_factors = operands
-    blocks, entropy, holds = how
+    """The short rows."""
+    x, weight, bias, keep, target, class_factors, factor = operands
+    blocks, entropy, holds, engine = how
     held = x.new_empty(x.shape[0] * weight.shape[0], dtype=blocks.dtype_of(x)) if holds and any(wants[:3]) else None
-    value, h = others_of(_layer(x, weight, bias, keep, blocks), target, blocks, entropy, held)
+    layer = _layer(x, weight, bias, keep, blocks, factor)
+    value, h = others_of(layer, target, blocks, entropy, held, engine)
     weighted_score, _ = weighted_scores(value, x, weight, bias, class_factors)
     return (value, weighted_score, h), (value, h, held)
 
 
 def _others_backward(how: _How, operands: Any, kept: Any, grads: Any, wants: Any) -> Any:
-    (x, weight, bias, keep, target, class_factors), (value, h, held), (g, g_weighted, g_h) = operands, kept, grads
-    g = torch.zeros_like(value) if g is None else g.masked_fill(value == -math.inf, 0)  # a masked class has none
-    if g_h is not None:  # the gradient of the entropy is -q (log q + entropy)
-        g = torch.cat([g[:, :-1], g[:, -1:] - g_h * h], 1)
-    gradient = _ScoreGradient(value, g, g_h, class_factors, g_weighted)
-    return (
-        *_others_back(_layer(x, weight, bias, keep, how.blocks), target, gradient, held, how.blocks, wants),
-        None,
-        None,
-        None,
+    (x, weight, bias, keep, target, class_factors, factor), (value, h, held), (g, g_weighted, g_h) = (
+        operands,
+        kept,
+        grads,
     )
+    gradient = ShortGradient.of(value, h, class_factors, g, g_weighted, g_h)
+    layer = _layer(x, weight, bias, keep, how.blocks, factor)
+    return *_others_back(layer, target, gradient, held, how, wants), *(None,) * 4
 
 
 def _others_plain(how: _How, operands: Any, kept: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,9 +90,9 @@ def _others_plain(how: _How, operands: Any, kept: Any) -> tuple[Tensor, Tensor, 
 
 def _plain(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, target: Tensor, class_factors: Tensor | None,
-    how: _How,
+    factor: Tensor | None, how: _How,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    s = _layer(x, weight, bias, keep, how.blocks).scores().to(wide_dtype(x, torch))
+    s = _layer(x, weight, bias, keep, how.blocks, factor).scores().to(wide_dtype(x, torch))
     there = target >= 0
     of_target = torch.where(there, s.gather(1, target.clamp(min=0)), -math.inf)
     s = s.masked_fill(at_classes(torch.where(there, target, s.shape[1]), s, torch), -math.inf)
@@ -123,35 +123,49 @@ def _likely_backward(_: BlockSize, operands: Any, kept: Any, grads: Any, wants: 
     (target_and_rest, mixed), (g, g_weighted) = kept, grads
     if g is not None:
         g_target = g[:, :1].masked_fill(target_and_rest[:, :1] == -math.inf, 0)
-        g = ((value - _level(target_and_rest)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
+        g = ((value - level_of(target_and_rest)).exp_() * g[:, 1:]).scatter_(1, at[:, None], g_target)
     return *candidates_back(wants, g, g_weighted, index, x, weight, bias, class_factors, mixed), *(None,) * 7
 
 
 def _likely_plain(blocks: BlockSize, operands: Any, kept: Any) -> tuple[Tensor, Tensor]:
     x, weight, bias, keep, target, class_factors, *_candidates = operands
-    return _plain(x, weight, bias, keep, target[:, None], class_factors, _How(blocks, entropy=False))[:2]
+    return _plain(x, weight, bias, keep, target[:, None], class_factors, None, _How(blocks, entropy=False))[:2]
 
 
 _likely = operation("SoftmaxCandidates", _likely_forward, _likely_backward, _likely_plain, saves=9)
 
 
 def others_of(
-    layer: Layer, target: Tensor, blocks: BlockSize, entropy: bool, held: Tensor | None = None
+    layer: Layer,
+    target: Tensor,
+    blocks: BlockSize,
+    entropy: bool,
+    held: Tensor | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The scores of the targets [rows, m] and logsumexp of all others of each row, [rows, m + 1], fp32 or fp64; and the entropy of the
     softmax of the others, [rows, 1], without columns if it is not requested.
 
-    held: memory for all scores, which takes the blocks of each tile of rows; there those of the targets are -inf.
+    held: memory for all scores, which takes the blocks of each tile of rows; there those of the targets are -inf. engine: it reads each
+    block once, and `held` takes numbers, before a bias and a mask.
     """
     dtype, (rows, m) = wide_dtype(layer.x, torch), target.shape
     value = torch.full((rows, m + 1), -math.inf, dtype=dtype, device=layer.x.device)
     h = value.new_zeros((rows, int(entropy)))
     for tile, part in layer.parts(blocks.rows):
         out = value[tile]
-        scores = ScoreBlocks(part, blocks, target[tile])
+        scores = ScoreBlocks(part, blocks, None if engine is not None else target[tile])
         levels, entropies = [], []
         for a, b in blocks.parts(part):
-            s = scores.block(a, b, _part_of(held, tile, a, b, layer.classes))
+            memory = _part_of(held, tile, a, b, layer.classes)
+            if engine is not None:
+                block = block_of(part, scores.numbers(a, b, memory), target[tile], a)
+                terms, _ = engine.score_terms(block, None, entropy=entropy, best=False)
+                torch.maximum(out[:, :1], terms[:, :1], out=out[:, :1])
+                levels.append(terms[:, 1:2])
+                entropies.append(terms[:, 2:3])
+                continue
+            s = scores.block(a, b, memory)
             row, column, place = scores.targets(a, b)
             out[row, column] = s[row, place].to(dtype)
             s[row, place] = -math.inf
@@ -164,7 +178,7 @@ def others_of(
         of_blocks = torch.cat(levels, 1)
         out[:, -1] = of_blocks.logsumexp(1)
         if entropy:  # of the choice of a block, plus the mean of those of the blocks
-            below = (of_blocks - _level(out)).clamp_(min=LOWEST)
+            below = (of_blocks - level_of(out)).clamp_(min=LOWEST)
             h[tile] = (below.exp() * (torch.cat(entropies, 1) - below)).sum(1, keepdim=True)
     return value, h
 
@@ -175,29 +189,22 @@ def _part_of(held: Tensor | None, tile: slice, a: int, b: int, n: int) -> Tensor
     return None if held is None else held[tile.start * n + rows * a : tile.start * n + rows * b].view(rows, b - a)
 
 
-def _level(value: Tensor) -> Tensor:
-    """logsumexp of the others, [rows, 1]; +inf for a row without others, so that exp is 0 everywhere."""
-    level = value[:, -1:]
-    return torch.where(level == -math.inf, math.inf, level)
+class _BlockGradient(NamedTuple):
+    """The gradient in the scores of some rows, a block of classes at a time."""
 
+    of: ShortGradient
+    scores: ScoreBlocks
+    target: Tensor  # of the rows
+    engine: Engine | None
 
-class _ScoreGradient(NamedTuple):
-    """What the gradient in the scores of some rows depends on: it is g for the targets, and q (g - mix log q) for the others."""
-
-    value: Tensor  # the result of `_others`
-    g: Tensor  # [rows, m + 1]
-    mix: Tensor | None  # [rows, 1]
-    class_factors: Tensor | None
-    g_weighted: Tensor | None
-
-    def rows_at(self, rows: slice) -> _ScoreGradient:
-        """The part of these rows."""
-        value, g, mix, class_factors, g_weighted = self
-        mix, g_weighted = (None if a is None else a[rows] for a in (mix, g_weighted))
-        return _ScoreGradient(value[rows], g[rows], mix, class_factors, g_weighted)
-
-    def block(self, scores: ScoreBlocks, held: Tensor | None, a: int, b: int, step: int) -> Tensor:
-        """The gradient in the scores of the classes a to b, in their dtype, `step` rows at a time. held: these scores."""
+    def block(self, held: Tensor | None, a: int, b: int, step: int) -> Tensor:
+        """The gradient in the numbers of the classes a to b, in their dtype or that of the features, `step` rows at a time. held: these
+        scores, or numbers for the engine."""
+        scores, of, layer = self.scores, self.of, self.scores.layer
+        if self.engine is not None:
+            numbers = scores.numbers(a, b) if held is None else held
+            block = block_of(layer, numbers, self.target, a)
+            return of.written(self.engine, block, scores.memory(a, b), layer.x.dtype)
         row, column, place = scores.targets(a, b)
         d = s = scores.block(a, b) if held is None else held
         if held is None:
@@ -206,30 +213,31 @@ class _ScoreGradient(NamedTuple):
             d = scores.memory(a, b)
         for i in range(0, d.shape[0], step):
             rows = slice(i, i + step)
-            self.rows_at(rows).write(d[rows], s[rows], a, b)
-        d[row, place] += self.g[row, column].to(d.dtype)
-        return d
+            _write(of.rows_at(rows), d[rows], s[rows], a, b)
+        d[row, place] += of.g[row, column].to(d.dtype)
+        return d if layer.factor is None else d.mul_(layer.factor)
 
-    def write(self, d: Tensor, s: Tensor, a: int, b: int) -> None:
-        """Write the gradient in the scores `s` of the classes a to b to `d`, which may be these scores."""
-        level = _level(self.value)
-        log_q = torch.sub(s, level, out=d) if d.dtype is level.dtype else s.to(level.dtype).sub_(level)
-        if self.mix is None:
-            q = log_q.exp_().mul_(self.g[:, -1:])
-        else:
-            q = log_q.exp()
-            q.mul_(log_q.clamp_(min=LOWEST).mul_(-self.mix).add_(self.g[:, -1:]))
-        if self.class_factors is not None and self.g_weighted is not None:
-            q.addr_(self.g_weighted, self.class_factors[a:b])
-        if q.data_ptr() != d.data_ptr():
-            d.copy_(q)
+
+def _write(of: ShortGradient, d: Tensor, s: Tensor, a: int, b: int) -> None:
+    """Write the gradient in the scores `s` of the classes a to b to `d`, which may be these scores."""
+    level = level_of(of.value)
+    log_q = torch.sub(s, level, out=d) if d.dtype is level.dtype else s.to(level.dtype).sub_(level)
+    if of.mix is None:
+        q = log_q.exp_().mul_(of.g[:, -1:])
+    else:
+        q = log_q.exp()
+        q.mul_(log_q.clamp_(min=LOWEST).mul_(-of.mix).add_(of.g[:, -1:]))
+    if of.class_factors is not None and of.g_weighted is not None:
+        q.addr_(of.g_weighted, of.class_factors[a:b])
+    if q.data_ptr() != d.data_ptr():
+        d.copy_(q)
 
 
 def _others_back(
-    layer: Layer, target: Tensor, of: _ScoreGradient, held: Tensor | None, blocks: BlockSize, wants: Any
+    layer: Layer, target: Tensor, of: ShortGradient, held: Tensor | None, how: _How, wants: Any
 ) -> list[Tensor | None]:
     """The gradients of `_others` by x, weight and bias, a block of scores at a time. held: these, if they are held."""
-    x, weight, bias, dtype = layer.x, layer.weight, layer.bias, of.value.dtype
+    x, weight, bias, dtype, blocks = layer.x, layer.weight, layer.bias, of.value.dtype, how.blocks
     dx = torch.zeros(x.shape, dtype=dtype, device=x.device) if wants[0] else None
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=dtype, device=x.device) if wants[2] else None
@@ -237,12 +245,17 @@ def _others_back(
     buffer = blocks.buffer(layer)
     half, step = x.dtype is not dtype, max(layer.rows, 1)
     converted = step if buffer.dtype is dtype else sizes_of(x).converted
-    scores = [ScoreBlocks(part, blocks, target[tile], buffer) for tile, part in tiles]
-    parts = [of.rows_at(tile) for tile, _ in tiles]
+    parts = [
+        _BlockGradient(
+            of.rows_at(tile), ScoreBlocks(part, blocks, None if how.engine else target[tile], buffer), target[tile], how.engine
+        )
+        for tile, part in tiles
+    ]  # fmt: skip
     for a, b in blocks.parts(layer):
         sums = None
-        for (tile, _), block, part in zip(tiles, scores, parts):
-            d = part.block(block, _part_of(held, tile, a, b, layer.classes), a, b, converted)
+        for (tile, _), part in zip(tiles, parts):
+            block = part.scores
+            d = part.block(_part_of(held, tile, a, b, layer.classes), a, b, converted)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=dtype)
             d = d.to(x.dtype)
@@ -263,5 +276,8 @@ def _others_back(
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
 
 
-def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, blocks: BlockSize) -> Layer:
-    return Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype, rounded_to=blocks.rounded_to)
+def _layer(
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, blocks: BlockSize, factor: Tensor | None
+) -> Layer:
+    dtype = blocks.rounded_to
+    return Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype, rounded_to=dtype, factor=factor)

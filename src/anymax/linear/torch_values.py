@@ -7,15 +7,13 @@ import dataclasses
 import array_api_compat.torch as xp
 import torch
 
-from .._array import wide_dtype
-from ..likelihood.terms import terms_of
 from ..mappings import Softmax
 from ..thresholds import tau_of
-from .job import Job, RowLoss, RowTerms, ShortRow, Thresholds
-from .layer import Layer
+from .job import Job, RowLoss, RowTerms, Thresholds
 from .torch_candidates import Candidates, OfTarget, candidates_of, scores_of
 from .torch_groups import by_rows
 from .torch_methods import LayerMethod, choose
+from .torch_scores import ClassFactors, result_of
 from .torch_softmax import of_softmax
 
 Tensor = torch.Tensor
@@ -30,10 +28,7 @@ def values(job: Job) -> Tensor:
         return by_rows(job)
     if method is LayerMethod.CANDIDATES:
         return _of_candidates(job)
-    if isinstance(job.per_row, RowTerms):
-        return _terms_of_softmax(job, job.per_row)
-    assert isinstance(job.per_row, RowLoss)
-    return _loss_of_softmax(job, job.per_row, job.per_row.min_probability if method is LayerMethod.LIKELY else 0.0)
+    return _of_softmax(job, method)
 
 
 def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
@@ -62,25 +57,13 @@ def thresholds(job: Job) -> tuple[Tensor, Tensor] | None:
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
-def _loss_of_softmax(job: Job, per_row: RowLoss, min_probability: float) -> Tensor:
-    assert job.target is not None
-    unmasked = _unmasked(job.layer, per_row)
-    class_factors = unmasked if unmasked is None or job.class_weight is None else unmasked * job.class_weight
-    s, score, _ = of_softmax(job, class_factors, min_probability=min_probability)
-    short = _short(torch.zeros_like(job.target), score, class_factors, unmasked)
-    return per_row(_SOFTMAX, s, job.target, job.class_weight, short)
-
-
-def _terms_of_softmax(job: Job, per_row: RowTerms) -> Tensor:
-    target = job.target
-    assert target is not None
-    value, _, of_others = of_softmax(job, None, entropy=per_row.entropy)
-    at = torch.where(target < 0, target, torch.arange(target.shape[1], device=target.device))
-    terms = terms_of(_SOFTMAX, value, at, xp, entropy=per_row.entropy, rest=per_row.entropy or per_row.rest)
-    # of the choice between targets and others, and among the others
-    if terms.entropy is not None and terms.rest is not None:
-        terms = terms._replace(entropy=terms.entropy + torch.exp(terms.rest) * of_others)
-    return (terms if per_row.rest else terms._replace(rest=None)).columns(xp)
+def _of_softmax(job: Job, method: LayerMethod) -> Tensor:
+    class_factors = ClassFactors.of(job)
+    likely = method is LayerMethod.LIKELY and isinstance(job.per_row, RowLoss)
+    least = job.per_row.min_probability if likely and isinstance(job.per_row, RowLoss) else 0.0
+    entropy = isinstance(job.per_row, RowTerms) and job.per_row.entropy
+    rows = of_softmax(job, class_factors.factors, entropy=entropy, min_probability=least)
+    return result_of(job, rows, class_factors)
 
 
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
@@ -113,25 +96,6 @@ def _of_scores(job: Job, candidates: Candidates) -> Tensor:
         s, _ = scores_of(layer, candidates, None)
         return per_row.of_candidates(layer.mapping, s, torch.where(job.target < 0, -1, at[:, None]))
     assert isinstance(per_row, RowLoss)
-    unmasked = _unmasked(layer, per_row)
-    s, score = scores_of(layer, candidates, unmasked)
-    return per_row(layer.mapping, s, job.target, job.class_weight, _short(at, score, unmasked, unmasked))
-
-
-# -- both ----------------------------------------------------------------------------------------------------------------------------
-
-
-def _short(at: Tensor, score: Tensor, class_factors: Tensor | None, unmasked: Tensor | None) -> ShortRow:
-    """The short rows whose target is at the place `at`. score: <all scores, class_factors> of each row."""
-    if class_factors is None or unmasked is None:
-        return ShortRow(at, score)
-    return ShortRow(at, score, class_factors.sum(), unmasked.sum())
-
-
-def _unmasked(layer: Layer, per_row: RowLoss) -> Tensor | None:
-    """A 1 for each unmasked class, and 0 for the others; None without label smoothing."""
-    if not per_row.options.smoothing:
-        return None
-    free = layer.unmasked_classes(xp)
-    dtype = wide_dtype(layer.x, xp)
-    return torch.ones(layer.classes, dtype=dtype, device=layer.x.device) if free is None else free[0].to(dtype)
+    class_factors = ClassFactors.of(dataclasses.replace(job, class_weight=None))
+    s, score = scores_of(layer, candidates, class_factors.factors)
+    return per_row(layer.mapping, s, job.target, job.class_weight, class_factors.short(at, score))

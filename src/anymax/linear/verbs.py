@@ -207,7 +207,8 @@ def _read(
     who, transform, layer = arguments.who, arguments.transform, arguments.layer()
     layer.refuse_with_sink(who, transform=transform, weight=weight)
     options = LossOptions.read(who, weight, keywords)
-    least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
+    if type(least) is not float or least:
+        least = _array.check_scalar(f"{who}: least", least, lambda v: 0 <= v < 1, "a probability, from 0 to below 1")
     if least and not layer.mapping.is_softmax:
         raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     penalties = RowPenalties.read(who, layer.mapping, layer.hides, z_loss, suppress)

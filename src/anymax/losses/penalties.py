@@ -29,6 +29,8 @@ class RowPenalties(NamedTuple):
     @classmethod
     def read(cls, who: str, mapping: Mapping, hides: bool, z_loss: Any, suppress: Any) -> RowPenalties:
         """The factors, checked. hides: the caller's map hides one of the classes of this map."""
+        if type(z_loss) is type(suppress) is float and not z_loss and not suppress:
+            return NO_PENALTIES
         out = cls(
             *(
                 float(

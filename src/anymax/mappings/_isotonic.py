@@ -7,20 +7,22 @@ block z moves by its mean to that of w. So a map holds the blocks constant and h
 
 from __future__ import annotations
 
+import math
+
 from .._array import Array, Namespace, counts, is_torch, positions, take, total
 from .._core.solve import root
 
 
-def starts_of_blocks(z: Array, w: Array, kept: Array, weights: Array | None, xp: Namespace) -> Array:
+def starts_of_blocks(z: Array, w: Array, kept: Array, entropic: bool, xp: Namespace) -> Array:
     """For each place of rows in descending order, the first place of its block, [..., n], in the dtype of z.
 
-    Without `weights` v is nearest to z - w in squares. With them it is the descending v with the least `sum_i weights_i (exp(z_i - w_i -
-    v_i) + v_i)`. Places that are not `kept` come last; each is a block.
+    v is nearest to z - w in squares, or if `entropic` the descending v with the least `sum_i exp(w_i) (exp(z_i - w_i - v_i) + v_i)`. Places
+    that are not `kept` come last; each is a block.
     """
     lowest = -(float(xp.finfo(z.dtype).max) ** 0.75)
     v = xp.where(kept, z - w, lowest * xp.ones_like(z))
     v = xp.where(v > lowest, v, lowest * xp.ones_like(z))
-    v = _merged(v, weights, xp)
+    v = _merged(v, w if entropic else None, xp)
     place = positions(v, v.dtype, xp) + xp.zeros_like(v)
     first = xp.concat([xp.ones_like(kept[..., :1]), (v[..., 1:] != v[..., :-1]) | ~kept[..., 1:]], axis=-1)
     return _running_maximum(xp.where(first, place, xp.zeros_like(v)), xp)
@@ -30,19 +32,18 @@ def _merged(v: Array, weights: Array | None, xp: Namespace) -> Array:
     """The descending regression of rows: of halves, of halves of halves, and so on, two neighbours at a time.
 
     Where the left part ends below the beginning of the right one, its end and that beginning become one block with the value m: the left
-    values below m rise to it and the right ones above m fall to it, and m is such that the (weighted) sum stays.
+    values below m rise to it and the right ones above m fall to it, and m is their mean, or if there are `weights`, in logarithms, the
+    logarithm of the weighted mean of their exponentials.
     """
     n = int(v.shape[-1])
     lead, size = tuple(v.shape[:-1]), 1
     while size < n:
         size *= 2
-    low = v[..., -1:]
-    v = xp.concat([v, xp.broadcast_to(low, (*lead, size - n))], axis=-1) if size > n else v
-    each = xp.ones_like(v) if weights is None else weights
-    if size > n and weights is not None:
-        each = xp.concat([each, xp.zeros_like(v[..., n:])], axis=-1)
-    if size > n and weights is None:
-        each = xp.where(positions(v, v.dtype, xp) < n, each, xp.zeros_like(v))
+    each = xp.zeros_like(v) if weights is None else weights
+    if size > n:
+        more = (*lead, size - n)
+        v = xp.concat([v, xp.broadcast_to(v[..., -1:], more)], axis=-1)
+        each = xp.concat([each, xp.broadcast_to(-math.inf * xp.ones_like(each[..., -1:]), more)], axis=-1)
     width = 1
     while width < size:
         shape = (*lead, size // (2 * width), 2, width)
@@ -53,17 +54,18 @@ def _merged(v: Array, weights: Array | None, xp: Namespace) -> Array:
         def evaluate(
             level: Array, left: Array = left, right: Array = right, share: Array = share
         ) -> tuple[Array, Array]:
-            rise, fall = level - left, right - level
-            up, down = rise > 0, fall > 0
-            rise, fall = (xp.where(c, a, xp.zeros_like(a)) for c, a in ((up, rise), (down, fall)))
-            of_left, of_right = (xp.where(c, share[..., i, :], xp.zeros_like(rise)) for i, c in enumerate((up, down)))
+            gap = xp.concat([left - level, right - level], axis=-1)
+            share = xp.reshape(share, gap.shape)
+            moved = xp.concat([left < level, right > level], axis=-1) & (share > -math.inf)
             if weights is None:
-                gain, pull, rates = of_left * rise, of_right * fall, (of_left, of_right)
+                count = total(xp.astype(moved, gap.dtype), xp)
+                step = total(xp.where(moved, gap, xp.zeros_like(gap)), xp) / xp.where(
+                    count > 0, count, xp.ones_like(count)
+                )
             else:
-                gain, pull = -of_left * xp.expm1(-rise), of_right * xp.expm1(fall)
-                rates = of_left * xp.exp(-rise), of_right * xp.exp(fall)
-            residual, rate = total(gain, xp) - total(pull, xp), total(rates[0], xp) + total(rates[1], xp)
-            return residual, -residual / xp.where(rate > 0, rate, xp.ones_like(rate))
+                share = xp.where(moved, share, -math.inf * xp.ones_like(gap))
+                step = _log_sum(share + gap, xp) - _log_sum(share, xp)
+            return -step, step
 
         level = root(evaluate, below, above, xp)
         pooled = below < above
@@ -72,6 +74,14 @@ def _merged(v: Array, weights: Array | None, xp: Namespace) -> Array:
         v = xp.reshape(xp.stack([left, right], axis=-2), (*lead, size))
         width *= 2
     return v[..., :n]
+
+
+def _log_sum(a: Array, xp: Namespace) -> Array:
+    """The logarithm of the sum of exponentials; 0 where there are none."""
+    top = xp.max(a, axis=-1, keepdims=True)
+    top = xp.where(top == -math.inf, xp.zeros_like(top), top)
+    sums = total(xp.exp(a - top), xp)
+    return top + xp.log(xp.where(sums > 0, sums, xp.ones_like(sums)))
 
 
 def _running_maximum(a: Array, xp: Namespace) -> Array:

@@ -123,10 +123,8 @@ class Ranks(Mapping):
         most = float(y.shape[-1] + 1)
         gap = xp.where(kept[..., 1:] & (gap < most), gap, most * xp.ones_like(gap))
         z = -running_sum(xp.concat([xp.zeros_like(y[..., :1]), gap], axis=-1), xp)
-        if self.regularization == "l2":
-            starts = starts_of_blocks(z, w, kept, None, xp)
-        else:
-            starts = starts_of_blocks(z, xp.log(w), kept, w, xp)
+        entropic = self.regularization == "kl"
+        starts = starts_of_blocks(z, xp.log(w) if entropic else w, kept, entropic, xp)
         return take(starts, xp.argsort(order, axis=-1), xp)
 
     def held_size(self, n: Any) -> Any:
@@ -220,7 +218,7 @@ class SoftSorted(Mapping):
         kept = place < total(xp.astype(keep, y.dtype), xp)
         s = xp.where(kept, s, xp.zeros_like(s))
         z = -place / like(self.strength, y, xp)
-        starts = starts_of_blocks(z, s, kept, None if self.regularization == "l2" else xp.exp(s), xp)
+        starts = starts_of_blocks(z, s, kept, self.regularization == "kl", xp)
         return xp.concat([xp.astype(order, y.dtype), starts], axis=-1)
 
     def held_size(self, n: Any) -> Any:

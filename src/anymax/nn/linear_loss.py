@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,15 @@ from .._core.options import check_keywords
 from .._core.typing import SampleKeywords
 from .base import OfMapping, check_sizes, class_weight_of, or_softmax
 
+if TYPE_CHECKING:
+    import typing_extensions
 
-class LinearLoss(OfMapping):
+    Result = typing_extensions.TypeVar("Result", default=Tensor)
+else:
+    Result = TypeVar("Result")
+
+
+class LinearLoss(OfMapping, Generic[Result]):
     """An output layer with the loss of a map, computed in blocks of scores: `linear_loss` as a module with a weight.
 
     It is for training with many classes. Unlike `Linear` and `Loss`, it spends little memory on the scores and their gradient, and on
@@ -23,7 +30,8 @@ class LinearLoss(OfMapping):
     smoothing and soft targets.
 
     It takes features [..., in_features] and targets, and returns the loss: one number, or [...] with `reduction="none"`; fp32 for half
-    precision. To share the weight with an embedding, assign it: `head.weight = embedding.weight`.
+    precision; with `return_predicted` it returns (loss, classes). To share the weight with an embedding, assign it: `head.weight =
+    embedding.weight`.
 
     Parameters
     ----------
@@ -47,6 +55,9 @@ class LinearLoss(OfMapping):
         logsumexp squared. See `linear_loss`.
     score_dtype, invariant
         The dtype of scores of half precision, and whether the loss of a row depends on no other row, bit for bit. See `linear_loss`.
+        Neither does log p of all classes; over a support its last bits may depend on the widest row.
+    return_predicted
+        Whether to return the class with the largest score of each row, too, -1 for a row that is left out. See `linear_loss`.
 
     Examples
     --------
@@ -61,6 +72,24 @@ class LinearLoss(OfMapping):
     prefix = "map_"  # the head itself has a `weight`
     class_weight: Tensor | None
     bias: nn.Parameter | None
+
+    @overload
+    def __init__(
+        self: LinearLoss[Tensor], in_features: int, num_classes: int, mapping: Mapping | str | None = None, bias: bool = False, *,
+        weight: Tensor | None = None, chunk: int | None = None, least: float = 0.0, suppress: float = 0.0, z_loss: float = 0.0,
+        score_dtype: torch.dtype | str | None = None, invariant: bool = False, return_predicted: Literal[False] = False,
+        learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0), device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None, **options: Unpack[SampleKeywords],
+    ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(
+        self: LinearLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, mapping: Mapping | str | None = None,
+        bias: bool = False, *, weight: Tensor | None = None, chunk: int | None = None, least: float = 0.0, suppress: float = 0.0,
+        z_loss: float = 0.0, score_dtype: torch.dtype | str | None = None, invariant: bool = False, return_predicted: Literal[True],
+        learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0), device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None, **options: Unpack[SampleKeywords],
+    ) -> None: ...  # fmt: skip
 
     @check_keywords()
     def __init__(
@@ -77,6 +106,7 @@ class LinearLoss(OfMapping):
         z_loss: float = 0.0,
         score_dtype: torch.dtype | str | None = None,
         invariant: bool = False,
+        return_predicted: bool = False,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
         device: torch.device | str | int | None = None,
@@ -91,7 +121,8 @@ class LinearLoss(OfMapping):
         self.register_buffer("class_weight", class_weight_of(weight))
         self.chunk = chunk
         self.options: dict[str, Any] = {
-            "least": least, "suppress": suppress, "z_loss": z_loss, "score_dtype": score_dtype, "invariant": invariant, **options
+            "least": least, "suppress": suppress, "z_loss": z_loss, "score_dtype": score_dtype, "invariant": invariant,
+            "return_predicted": return_predicted, **options,
         }  # fmt: skip
         self.reset_parameters()
 
@@ -110,11 +141,11 @@ class LinearLoss(OfMapping):
         """log p of the classes `target`, by `linear_log_prob`."""
         return linear.linear_log_prob(
             x, self.weight, target, self.mapping, linear_bias=self.bias, support=support, chunk=self.chunk,
-            score_dtype=self.options["score_dtype"], invariant=self.options["invariant"],
+            score_dtype=self.options["score_dtype"], invariant=self.options["invariant"] and support is None,
         )  # fmt: skip
 
-    def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of features [..., in_features].
+    def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Result:
+        """The loss of features [..., in_features]; with `return_predicted` a tuple, (loss, classes).
 
         Parameters
         ----------
@@ -123,10 +154,11 @@ class LinearLoss(OfMapping):
         mask
             Boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
-        return linear.linear_loss(
+        result: Any = linear.linear_loss(
             x, self.weight, target, self.mapping, linear_bias=self.bias, weight=self.class_weight, mask=mask, chunk=self.chunk,
-            return_predicted=False, **self.options,
+            **self.options,
         )  # fmt: skip
+        return result
 
     def extra_repr(self) -> str:
         classes, features = self.weight.shape
@@ -134,4 +166,4 @@ class LinearLoss(OfMapping):
 
     if TYPE_CHECKING:
 
-        def __call__(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
+        def __call__(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Result: ...

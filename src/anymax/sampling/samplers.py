@@ -60,11 +60,11 @@ from .results import (
     Invalid,
     Sample,
     SampleOptions,
+    Support,
     check_invalid,
     support_of,
     validated,
 )
-from .supports import with_support
 
 
 @overload
@@ -158,7 +158,7 @@ def perturb_argmax(
     n, size = rows.shape[-1], count_of(num_samples)
 
     def of_block(some: Array, added: Array) -> Array:
-        added = scale * xp.reshape(added, (*some.shape[:-1], size, n))
+        added = xp.reshape(added if scale == 1.0 else scale * added, (*some.shape[:-1], size, n))
         if all_finite(some, xp):
             return xp.argmax(xp.expand_dims(some, axis=-2) + added, axis=-1)
         y, keep, poisoned = finite_scores(some, xp)
@@ -423,11 +423,9 @@ def _in_one_pass(
     """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
     every = tuple(step for step, _ in read.steps)
-    u, listed = uniforms(cut, size, generator, xp), None
-    if support:
-        drawn, listed = with_support(read, mapping, upcast(cut, xp), u, log_prob)
-    else:
-        drawn = read.engine.decode(mapping, cut, every, u=u, log_p=log_prob)
+    u = uniforms(cut, size, generator, xp)
+    drawn = read.engine.decode(mapping, cut, every, u=u, log_p=log_prob, support=support)
+    listed = Support(*drawn.support) if support else None
     if not log_prob:
         return Sample(drawn.index, support=listed)
     without_cuts = tuple(step for step, truncates in read.steps if not truncates)

@@ -121,7 +121,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
-    _usual_c: ClassVar[float] = 1.0  # the default C, for which l2 or penalty=None can be given
+    _usual_c: ClassVar[float | str] = 1.0  # the default C, for which l2 or penalty=None can be given
     mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have no map
 
     def __init__(
@@ -189,7 +189,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return mapping_of(self.mapping, self.alpha)
 
     def _check_training(self) -> None:
-        number_of("C", self.C, "a positive number, or inf for no penalty", zero=False)
+        if self._usual_c != self.C:
+            number_of("C", self.C, "a positive number, or inf for no penalty", zero=False)
         if self.l2 is not None:
             number_of("l2", self.l2, "a number from 0, or None to use C")
             if self._usual_c != self.C:
@@ -266,7 +267,11 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         """The l2 of the mean objective for rows of this total weight."""
         if self.penalty is None:
             return 0.0
-        return float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * weight)
+        return float(self.l2) if self.l2 is not None else 1.0 / (self._strength() * weight)
+
+    def _strength(self) -> float:
+        """C as a number."""
+        return float(self.C)
 
     def _descend(
         self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, near: np.ndarray | None = None
@@ -276,10 +281,13 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         with threads(self.n_jobs):
             model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
             iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
+        self._end(model.w, iterations, complaint, 5)
+
+    def _end(self, w: np.ndarray, iterations: int, complaint: str | None, depth: int) -> None:
         if complaint is not None:
-            warnings.warn(complaint, ConvergenceWarning, stacklevel=4)
+            warnings.warn(complaint, ConvergenceWarning, stacklevel=depth)
         vars(self).pop("stream_", None)
-        self._keep(model.w, iterations)
+        self._keep(w, iterations)
 
     def _start(self, d: int, k: int, dtype: Any, warm: bool, near: np.ndarray | None = None) -> np.ndarray:
         """The W to start from, [features, classes] and a row of intercepts if there are any: the last coefficients, `near`, or zeros."""

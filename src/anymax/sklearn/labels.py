@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from collections.abc import Mapping as Mapped
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import sparse
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import KFold, check_cv
 
 from .._core.mapping import Mapping
 from .._core.tables import documented_like
 from . import losses
 from .blocks import only
 from .classes import MappingClassifier
-from .label_models import BASELINES, MapModel, SigmoidModel
-from .levels import SCORES, best, lasting
+from .levels import SCORES
 from .parameters import NO_MAP, mapping_of, number_of
+from .sets import WEIGHTS
 from .targets import indicator, label_weights, one_a_row, refuse_sets
+from .tuning import PENALTY, LabelTuning
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,33 +28,38 @@ if TYPE_CHECKING:
     from .classes import Rows
 
 
-_BLOCK = 1 << 15  # scores whose ranks are computed at a time
 _LAST = 1000  # rows whose predictions `partial_fit` remembers
 
 
-class MultiLabelMappingClassifier(MappingClassifier):
+class MultiLabelMappingClassifier(LabelTuning):
     """A linear classifier that predicts a set of labels for each row.
 
-    Use it for rows that may have several labels, or none. The target of a row is the uniform distribution over its labels,
-    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A row without labels belongs to an extra class
-    "none", whose score is 0; if "none" is the most probable class, the empty set is predicted. Otherwise a label is predicted if its
-    probability is above 0, or above a threshold; the scale of the scores or the threshold is tuned by cross-validation. Martins and
-    Astudillo 2016, section 4.2. (If y holds one class per row, it works as `MappingClassifier`.)
+    Use it for rows that may have several labels, or none. By default each label has a logistic regression of its own, and the sets of
+    the training rows are known: a known set replaces the labels above a threshold if it is worth about as much. With a map, the target
+    of a row is the uniform distribution over its labels, `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A
+    row without labels belongs to an extra class "none", whose score is 0; if "none" is the most probable class, the empty set is
+    predicted. Otherwise a label is predicted if its probability is above 0, or above a threshold; the scale of the scores or the
+    threshold is tuned by cross-validation. Martins and Astudillo 2016, section 4.2. (If y holds one class per row, it works as
+    `MappingClassifier`.)
 
     Parameters
     ----------
     alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
         As in `MappingClassifier`.
-    C : float, default=0.3
-        The weight of the loss relative to the penalty.
+    C : float or "cv", default="cv"
+        The weight of the loss relative to the penalty. "cv" is 0.3; if the decision is "sets", it is 0.3 or 1, whichever tunes better.
     penalty, n_jobs, smoothing : as in `MappingClassifier`
         The class weight of a row is the mean of its labels' weights. Smoothing changes `predict_proba`, but no predicted set.
-    mapping : str or Mapping, default="entmax15"
+    mapping : str or Mapping, default="auto"
         A map or its name, or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
-        for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
-    decision : {"auto", "support", "threshold"}, default="auto"
-        "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`;
-        "auto": "support" for a sparse map.
+        for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022. "auto" is "sigmoid", or
+        "entmax15" if y holds one class per row, or you give decision="support", a `scale` or none=True.
+    decision : {"auto", "support", "threshold", "sets"}, default="auto"
+        "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`. "sets", for
+        "sigmoid": the labels above the threshold, or a set that a training row has. A set is worth the sum of its labels' scores
+        over the threshold, and it may count how much more often it occurs than by chance; the best set is taken if it is worth at most
+        a slack less than the labels above the threshold. "auto": "support" for a sparse map; "sets" if `mapping`, `threshold`, `grid` and
+        `scoring` are left as they are, but not in `partial_fit`; else "threshold".
     threshold : float or "cv", default="cv"
         "cv" tunes it by cross-validation on the training rows, over all thresholds that change a decision.
     scale : float or "cv", default="cv"
@@ -67,8 +69,9 @@ class MultiLabelMappingClassifier(MappingClassifier):
         row has no label, and always in `partial_fit`. Without it, rows without labels are left out.
     grid : sequence of numbers, default=None
         The values that "cv" tries, instead of all that change a decision.
-    scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"} or callable(y_true, y_pred), default="f1_micro"
-        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "accuracy" is the share of rows whose
+    scoring : {"auto", "f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"} or callable(y_true, y_pred), default="auto"
+        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "auto" is "f1_micro", and for the
+        decision "sets" micro-F1 plus a third of "accuracy"; that decision also takes these two. "accuracy" is the share of rows whose
         set is exactly right. "f1_of_means" is the harmonic mean of the labels' mean precision and mean recall, the "macro-F1" of Martins
         and Astudillo. A function is tried at 200 values at most.
     cv : int or splitter, default=3
@@ -79,13 +82,17 @@ class MultiLabelMappingClassifier(MappingClassifier):
     Attributes
     ----------
     decision_ : str
-        "support" or "threshold"; "argmax" if y held one class per row.
+        "support", "threshold" or "sets"; "argmax" if y held one class per row.
     threshold_ : float
-        The threshold, if the decision is "threshold".
+        The threshold, if the decision is "threshold" or "sets".
+    rule_ : object
+        Threshold, lift, slack and known sets, if the decision is "sets".
     scale_ : float
         The scale, if the decision is "support".
     none_ : bool
         Whether there is a class "none".
+    C_ : float
+        The number that C is, or was tuned to.
     cv_results_ : dict
         About 200 of the values that "cv" tried, with the best one, and the score of each.
     And those of `MappingClassifier`
@@ -96,13 +103,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
     >>> import numpy as np
     >>> X = np.repeat(np.eye(3), 8, axis=0)
     >>> Y = (X @ [[1, 0, 0], [1, 1, 0], [0, 1, 1]]).astype(int)
-    >>> MultiLabelMappingClassifier("sparsemax", C=10).fit(X, Y).predict(np.eye(3))
+    >>> MultiLabelMappingClassifier(C=10).fit(X, Y).predict(np.eye(3))
     array([[1, 0, 0],
            [1, 1, 0],
            [0, 1, 1]])
     """
 
-    _usual_c = 0.3
+    _usual_c = "cv"
+    C_: float
     decision_: str
     threshold_: float
     scale_: float
@@ -111,10 +119,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def __init__(
         self,
-        mapping: str | Mapping = "entmax15",
+        mapping: str | Mapping = "auto",
         *,
         alpha: float | None = None,
-        C: float = 0.3,
+        C: float | Literal["cv"] = "cv",
         l2: float | None = None,
         tol: float = 1e-4,
         max_iter: int = 1000,
@@ -123,13 +131,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
         solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
         warm_start: bool = False,
         verbose: int = 0,
-        decision: Literal["auto", "support", "threshold"] = "auto",
+        decision: Literal["auto", "support", "threshold", "sets"] = "auto",
         threshold: float | Literal["cv"] = "cv",
         scale: float | Literal["cv"] = "cv",
         none: bool | Literal["auto"] = "auto",
         grid: Iterable[float] | None = None,
-        scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"]
-        | Callable[[Any, Any], float] = "f1_micro",
+        scoring: Literal["auto", "f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"]
+        | Callable[[Any, Any], float] = "auto",
         cv: Any = 3,
         random_state: Any = 0,
         penalty: Literal["l2"] | None = "l2",
@@ -137,10 +145,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            mapping, alpha=alpha, C=C, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
+            mapping, alpha=alpha, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
             class_weight=class_weight, solver=solver, warm_start=warm_start, verbose=verbose, random_state=random_state,
             penalty=penalty, n_jobs=n_jobs, smoothing=smoothing,
         )  # fmt: skip
+        self.C = C
         self.decision = decision
         self.threshold = threshold
         self.scale = scale
@@ -172,14 +181,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
         weights = self._label_row_weights(rows, labels, sample_weight)
         labelled = np.diff(labels.indptr) > 0
         self.none_ = self._has_none(not labelled.all())
-        if self._has_map:
-            if not labelled.any():
-                raise ValueError("y has no label in any row; at least one row must have one")
-            if not (labelled.all() or self.none_):
-                rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
+        if (self._has_map or self._is_auto) and not labelled.any():
+            raise ValueError("y has no label in any row; at least one row must have one")
+        if self._has_map and not (labelled.all() or self.none_):
+            rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
         self.decision_ = self._decision()
-        near = self._tune(rows, labels, weights)
-        self._fit_labels(rows, labels, weights, near)
+        features = self._features(rows, labels, weights)
+        near = self._tune(rows, labels, weights, features)
+        self._fit_labels(rows, labels, weights, near, features)
         return self
 
     def _data(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
@@ -188,6 +197,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def _one_a_row(self, target: Any) -> bool:
         one = one_a_row(target)
+        if one and self._is_auto:
+            self.mapping_ = mapping_of("entmax15", None)
         if one and not self._has_map:
             raise ValueError(
                 f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class per row"
@@ -200,131 +211,59 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def _check(self) -> Any:
         self._check_training()
-        if self.decision not in ("auto", "support", "threshold"):
-            raise ValueError(f"decision={self.decision!r}: expected 'auto', 'support' or 'threshold'")
+        if self.decision not in ("auto", "support", "threshold", "sets"):
+            raise ValueError(f"decision={self.decision!r}: expected 'auto', 'support', 'threshold' or 'sets'")
         if self.threshold != "cv":
             number_of("threshold", self.threshold, "a number from 0, or 'cv' to tune it")
         if self.scale != "cv":
             number_of("scale", self.scale, "a positive number, or 'cv' to tune it", zero=False)
-        if not callable(self.scoring) and self.scoring not in SCORES:
-            raise ValueError(f"scoring={self.scoring!r}: expected {', '.join(map(repr, SCORES))} or a function")
+        if not callable(self.scoring) and self.scoring not in ("auto", *SCORES):
+            raise ValueError(f"scoring={self.scoring!r}: expected 'auto', {', '.join(map(repr, SCORES))} or a function")
         if self.none not in (True, False, "auto"):
             raise ValueError(
                 f"none={self.none!r}: expected True, False or 'auto', which is True where a row has no label"
             )
-        mapping = mapping_of(self.mapping, self.alpha, NO_MAP)
+        self.C_ = PENALTY if self.C == "cv" else float(self.C)
+        mapping = mapping_of(self._usual() if self._is_auto else self.mapping, self.alpha, NO_MAP)
         if self.none is True and not isinstance(mapping, Mapping):
             raise ValueError(f"none=True: {self.mapping!r} predicts the empty set as it is; leave none='auto'")
         if self.decision == "support" and not (isinstance(mapping, Mapping) and mapping.facts.sparse):
             raise ValueError(
                 f"decision='support': {self.mapping!r} is never 0; use decision='threshold' or a sparse map"
             )
+        if self.decision == "sets" and mapping != "sigmoid":
+            raise ValueError(f"decision='sets' with mapping={self.mapping!r}: it needs mapping='sigmoid'")
+        if self.decision == "sets" and self.scoring not in WEIGHTS:
+            raise ValueError(
+                f"decision='sets' with scoring={self.scoring!r}: expected {', '.join(map(repr, WEIGHTS))}; use decision='threshold'"
+            )
         return mapping
 
-    @property
-    def _has_map(self) -> bool:
-        """False for "sigmoid" and "zlpr"."""
-        return isinstance(self.mapping_, Mapping)
+    def _strength(self) -> float:
+        return self.C_
 
     @property
-    def _model(self) -> MapModel | SigmoidModel:
-        return MapModel(self.mapping_, self.none_) if self._has_map else BASELINES[self.mapping_]
+    def _is_auto(self) -> bool:
+        return isinstance(self.mapping, str) and self.mapping == "auto"
+
+    def _usual(self) -> str:
+        """The map, or "sigmoid", that "auto" stands for; options that only a sparse map has choose one."""
+        sparse_map = self.decision == "support" or self.scale != "cv" or self.none is True
+        return "entmax15" if sparse_map else "sigmoid"
 
     def _decision(self) -> str:
         if self.decision != "auto":
             return self.decision
-        return "support" if self._has_map and self.mapping_.facts.sparse else "threshold"
+        if self._has_map and self.mapping_.facts.sparse:
+            return "support"
+        plain = self._is_auto and self.threshold == "cv" and self.grid is None and self.scoring == "auto"
+        return "sets" if plain else "threshold"
 
     def _has_none(self, wanted: bool) -> bool:
         return self._has_map and bool(wanted if self.none == "auto" else self.none)
 
     def _shifts(self) -> bool:
         return self._has_map and not self.none_ and super()._shifts()
-
-    def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray, near: np.ndarray | None = None) -> None:
-        share, l2 = self._shares(weights, X.dtype)
-        k, model = labels.shape[1], self._model
-        self._descend(X, model.loss(labels, share), l2, k, model.curvature(k), share, near)
-
-    def _tuned(self) -> str:
-        """The parameter that turns scores into sets."""
-        return "scale" if self.decision_ == "support" else "threshold"
-
-    def _take_given_level(self) -> bool:
-        """Set `threshold_` or `scale_` to the number that the user gave; False for "cv"."""
-        name = self._tuned()
-        given = getattr(self, name)
-        if given != "cv":
-            setattr(self, f"{name}_", float(given))
-        return given != "cv"
-
-    def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> np.ndarray | None:
-        """Set `threshold_` or `scale_`; return the mean W of the folds, if there are any: the fit on all rows starts near its end."""
-        for other in ("scale_", "threshold_", "cv_results_"):
-            vars(self).pop(other, None)
-        if self._take_given_level():
-            return None
-        to_try = self._levels_to_try()
-        folds = [self._fold(X, labels, weights, *map(np.sort, split)) for split in self._splits(X, len(weights))]
-        near = np.mean([w for _, _, w in folds], axis=0)
-        ranks, truth = (np.concatenate([fold[i] for fold in folds]) for i in range(2))
-        del folds
-        self._choose(ranks, truth, to_try)
-        return near
-
-    def _fold(
-        self, X: Any, labels: Any, weights: np.ndarray, train: np.ndarray, test: np.ndarray
-    ) -> tuple[Any, Any, Any]:
-        """The ranks and labels of the rows that test a model of those that train it, and its W."""
-        part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
-        part.mapping_, part.none_ = self.mapping_, self.none_
-        with warnings.catch_warnings():  # only the final fit, on all rows, warns
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            part._fit_labels(only(X, train), labels[train], weights[train])
-        z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
-        w = np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
-        return self._ranks(z), labels[test].astype(np.bool_).toarray(), w
-
-    def _splits(self, X: Any, n: int) -> Iterable[Any]:
-        """Pairs of rows that train and rows that test."""
-        if not isinstance(self.cv, Integral):
-            return check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
-        if self.cv < 2 or n < 2:
-            raise ValueError(
-                f"cv={self.cv!r} with n_samples={n}: cross-validation needs 2 folds and 2 rows at least; "
-                f"give {self._tuned()}=<number> to do without"
-            )
-        return KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
-
-    def _ranks(self, z: np.ndarray) -> np.ndarray:
-        """The numbers that a level is compared with, from the scores of rows that the model did not see."""
-        model, step = self._model, max(1, _BLOCK // z.shape[1])
-
-        def ranks(z: np.ndarray) -> np.ndarray:
-            if self.decision_ == "support" and isinstance(model, MapModel):
-                mapping = model.mapping
-                found = model.of_labels(lambda z: lasting(mapping, z), z)
-            else:
-                found = model.p(z)
-            return np.where(model.empty(z), 0.0, found)
-
-        return np.concatenate([ranks(z[at : at + step]) for at in range(0, len(z), step)] or [z])
-
-    def _choose(self, ranks: np.ndarray, truth: np.ndarray, to_try: list[float] | None) -> None:
-        """Set `threshold_` or `scale_`."""
-        name = self._tuned()
-        level, found = best(ranks, truth, self.scoring, to_try, name == "scale")
-        setattr(self, f"{name}_", float(level))
-        self.cv_results_ = {name: found["level"], "score": found["score"]}
-
-    def _levels_to_try(self) -> list[float] | None:
-        if self.grid is None:
-            return None
-        name = self._tuned()
-        grid = [number_of("grid", g, f"numbers that a {name} can be", zero=name != "scale") for g in self.grid]
-        if not grid:
-            raise ValueError("grid is empty; give the numbers to try, or None for all that change a decision")
-        return grid
 
     # -- training, a few rows at a time --------------------------------------------------------------------------------------
 
@@ -367,7 +306,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
             )
         if first:
             self.classes_, self.none_ = np.arange(labels.shape[1]), self._has_none(True)
+        if self.decision == "sets":
+            raise ValueError(
+                "decision='sets' looks at all rows at once, which partial_fit never sees; use decision='threshold'"
+            )
         self.indicator_, self.decision_ = "sparse" if sparse.issparse(target) else "dense", self._decision()
+        if self.decision_ == "sets":
+            self.decision_ = "threshold"
         self._no_balance()
         weights = self._label_row_weights(rows, labels, sample_weight)
         if self._has_map and not self.none_:
@@ -386,7 +331,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
         def loss_of(rows: np.ndarray, share: np.ndarray) -> Any:
             counted = share > 0  # a row without labels may have no loss, and then has the weight 0
-            return _LossOfSomeRows(counted, model.loss(labels[rows[counted]], share[counted]))
+            return losses.LossOfSomeRows(counted, model.loss(labels[rows[counted]], share[counted]))
 
         self._stream(X, weights, loss_of, labels.shape[1], seen)
         self.last_ = last
@@ -399,6 +344,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _chosen(self, z: np.ndarray) -> np.ndarray:
         """True at the labels that the scores select."""
         model = self._model
+        if self.decision_ == "sets":
+            return self.rule_.chosen(z)
         if self.decision_ == "support":
             chosen = model.p(z * z.dtype.type(self.scale_)) > 0
         else:
@@ -449,24 +396,3 @@ class MultiLabelMappingClassifier(MappingClassifier):
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
-
-
-class _LossOfSomeRows:
-    """The loss of the rows that are True in `counted`; the other rows have the loss 0."""
-
-    def __init__(self, counted: np.ndarray, loss: losses.Loss) -> None:
-        self.counted, self.loss = counted, loss
-
-    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, part = self.loss(z[self.counted])
-        residual = np.zeros_like(z)
-        residual[self.counted] = part
-        return value, residual
-
-    def curvature(self, z: np.ndarray) -> np.ndarray:
-        out = np.zeros_like(z)
-        out[self.counted] = self.loss.curvature(z[self.counted])
-        return out
-
-    def of_rows(self, rows: slice) -> None:
-        return None

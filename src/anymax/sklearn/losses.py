@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,29 +172,45 @@ class SharesLoss:
     """
 
     def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
-        count = np.diff(shares.indptr)
-        self.columns, self.rows = shares.indices, np.repeat(np.arange(shares.shape[0]), count)
-        self.starts = shares.indptr[:-1]
-        self.first = self.columns[self.starts].astype(np.int64)
-        self.share = shares.data.astype(weights.dtype)
-        self.part = weights[self.rows] * self.share
-        self.one = IndexLoss(mapping, self.first, weights)
-        self.mapping, self.wide = mapping, self.one.wide
-        self.weights = weights
-        self.constant = float(_entropies(mapping, shares) @ self.wide)
-        self.shares = shares
+        self.mapping, self.shares, self.weights = mapping, shares, weights
+
+    @functools.cached_property
+    def first(self) -> np.ndarray:
+        """The first label of each row."""
+        return self.shares.indices[self.shares.indptr[:-1]].astype(np.int64)
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """The row of each share."""
+        return np.repeat(np.arange(self.shares.shape[0], dtype=np.int32), np.diff(self.shares.indptr))
+
+    @functools.cached_property
+    def share(self) -> np.ndarray:
+        return self.shares.data.astype(self.weights.dtype, copy=False)
+
+    @functools.cached_property
+    def part(self) -> np.ndarray:
+        return self.weights[self.rows] * self.share
+
+    @functools.cached_property
+    def one(self) -> IndexLoss:
+        return IndexLoss(self.mapping, self.first, self.weights)
+
+    @functools.cached_property
+    def constant(self) -> float:
+        return float(_entropies(self.mapping, self.shares) @ self.one.wide)
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         if self.mapping.own_loss == "nll":
             target = np.zeros(z.shape, z.dtype)
-            target[self.rows, self.columns] = self.share
+            target[self.rows, self.shares.indices] = self.share
             value = nll(self.mapping, z, target, reduction="none", axis=-1)
-            return float(value @ self.wide), _pull_log(self.mapping, z, target * self.weights[:, None])
+            return float(value @ self.one.wide), _pull_log(self.mapping, z, target * self.weights[:, None])
         mean, residual = self.one(z)
-        chosen = np.add.reduceat(z[self.rows, self.columns] * self.share, self.starts)
-        mean += float((z[self.one.each, self.first] - chosen) @ self.wide) + self.constant
+        chosen = np.add.reduceat(z[self.rows, self.shares.indices] * self.share, self.shares.indptr[:-1])
+        mean += float((z[self.one.each, self.first] - chosen) @ self.one.wide) + self.constant
         residual[self.one.each, self.first] += self.weights
-        residual[self.rows, self.columns] -= self.part
+        residual[self.rows, self.shares.indices] -= self.part
         return mean, residual
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
@@ -281,6 +298,27 @@ class ZlprLoss:
         out = copy.copy(self)
         out.y, out.weights, out.wide = self.y[rows], self.weights[rows], self.wide[rows]
         return out
+
+
+class LossOfSomeRows:
+    """The loss of the rows that are True in `counted`; the other rows have the loss 0."""
+
+    def __init__(self, counted: np.ndarray, loss: Loss) -> None:
+        self.counted, self.loss = counted, loss
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, part = self.loss(z[self.counted])
+        residual = np.zeros_like(z)
+        residual[self.counted] = part
+        return value, residual
+
+    def curvature(self, z: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(z)
+        out[self.counted] = self.loss.curvature(z[self.counted])
+        return out
+
+    def of_rows(self, rows: slice) -> None:
+        return None
 
 
 def _pull_log(mapping: Mapping, z: np.ndarray, y: np.ndarray) -> np.ndarray:

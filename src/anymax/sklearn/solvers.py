@@ -15,11 +15,11 @@ from .objective import Linear
 def descend(model: Linear, solver: str, tol: float, max_iter: int, verbose: int) -> tuple[int, str | None]:
     """Move the model to its optimum; return the number of iterations, and a warning if it was not reached."""
     if solver == "lbfgs":
-        iterations, converged, exhausted = lbfgs.minimize(model, tol, max_iter, _say if verbose else None)
+        iterations, converged, exhausted = lbfgs.minimize(model, tol, max_iter, say if verbose else None)
         worst = model.steepest()
     else:
         iterations, converged, exhausted, worst = _scipy(model, tol, max_iter, verbose)
-    return iterations, None if converged else _complaint(iterations, exhausted, worst, tol, model.w.dtype)
+    return iterations, None if converged else complaint_of(iterations, exhausted, worst, tol, model.w.dtype)
 
 
 def _scipy(model: Linear, tol: float, max_iter: int, verbose: int) -> tuple[int, bool, bool, float]:
@@ -36,7 +36,7 @@ def _scipy(model: Linear, tol: float, max_iter: int, verbose: int) -> tuple[int,
         nonlocal count
         count += 1
         if verbose:
-            _say(count, float(intermediate_result.fun), model.steepest())
+            say(count, float(intermediate_result.fun), model.steepest())
 
     options = {"maxiter": max_iter, "gtol": tol, "ftol": 0.0, "maxfun": 15000 + 2 * max_iter}
     found = optimize.minimize(
@@ -48,11 +48,12 @@ def _scipy(model: Linear, tol: float, max_iter: int, verbose: int) -> tuple[int,
     return int(found.nit), worst <= tol, found.nit < max_iter, worst
 
 
-def _say(iteration: int, value: float, worst: float) -> None:
+def say(iteration: int, value: float, worst: float) -> None:
     print(f"iteration {iteration}: objective {value:.8g}, largest gradient {worst:.3g}")  # noqa: T201
 
 
-def _complaint(iterations: int, exhausted: bool, worst: float, tol: float, dtype: Any) -> str:
+def complaint_of(iterations: int, exhausted: bool, worst: float, tol: float, dtype: Any) -> str:
+    """The warning of a solver that did not converge."""
     if not math.isfinite(worst):
         return (
             f"after {iterations} iterations the gradient of the loss is {worst}, and training can't go on: the map gives no finite "

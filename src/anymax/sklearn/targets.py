@@ -39,7 +39,7 @@ def indicator(y: Any) -> Any:
     if (labels.data != 1).any():
         stray = labels.data[labels.data != 1][0]
         raise ValueError(f"y holds {stray!r}: expected an indicator matrix [rows, labels] of 0 and 1")
-    labels.data = np.ones(len(labels.data), np.int64)
+    labels.data = np.ones(len(labels.data), np.int8)
     return labels
 
 

@@ -77,6 +77,7 @@ def modules(x: torch.Tensor, y: torch.Tensor) -> None:
     assert_type(nn.AttentionPool()(x, x, index=y, return_attention_weights=True), tuple[torch.Tensor, torch.Tensor])
     assert_type(anymax.attention_varlen(x, x, x, [0, 2, 5], mapping="sparsemax"), torch.Tensor)
     assert_type(nn.LinearLoss(8, 5, "entmax15", bias=True)(x, y), torch.Tensor)
+    assert_type(nn.LinearLoss(8, 5, return_predicted=True)(x, y), tuple[torch.Tensor, torch.Tensor])
     head = nn.MarginHead(8, 5, margin=margins.ArcFace(0.3))
     assert_type(head(x, y), torch.Tensor)
     assert_type(head.probabilities(x), torch.Tensor)

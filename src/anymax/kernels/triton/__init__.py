@@ -23,7 +23,7 @@ from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
 from ..link import KINDS, SOFTMAX, SPARSE, Link
 from ..linked import found_link, link_of
-from ..tasks import LAYER, ROUTE, SELECT, SINKHORN, Selection, Sinkhorn
+from ..tasks import LAYER, ROUTE, SCORES, SELECT, SINKHORN, ScoreBlock, Selection, Sinkhorn
 from . import limits
 
 _MOST_SERVED = 1024
@@ -112,7 +112,7 @@ def _refuse_place(x: Any) -> str | None:
 class Triton(Engine):
     name = "triton"
     ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold", "slope")
-    tasks = (SELECT, ROUTE, SINKHORN, LAYER)
+    tasks = (SELECT, ROUTE, SINKHORN, LAYER, SCORES)
     compiled = takes_mask = on_gpu = True
 
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
@@ -233,7 +233,7 @@ class Triton(Engine):
         for a in (x, *task) if op == LAYER else (x,):
             if reason := arrays.refuse_tensor(a, x.device.type, dtypes):
                 return reason
-        if op == LAYER:
+        if op in (LAYER, SCORES):
             return None
         return _refuse_matrices(task, x) if op == SINKHORN else _refuse_rows(task, x)
 
@@ -256,6 +256,18 @@ class Triton(Engine):
 
     def scale(self, a: Any, g: Any) -> None:
         _part("layer").scale(a, g)
+
+    def score_terms(
+        self, block: ScoreBlock, weights: Any, *, entropy: bool, best: bool
+    ) -> tuple[Any, Any]:  # fmt: skip
+        return _part("layer").terms(block, weights, entropy, best)
+
+    def score_loss_grad(self, mapping: Mapping, x: Any, index: Any, scale: Any, saved: Any, out: Any) -> None:
+        launch, link = prepared(mapping)
+        launch.loss_grad(link, x, index.clamp(min=-1), scale, saved, -1, -1, out=out)
+
+    def score_slopes(self, block: ScoreBlock, out: Any, of_row: Any, weights: Any, *, mixed: bool) -> None:
+        _part("layer").slopes(block, out, of_row, weights, mixed)
 
 
 def _part(name: str) -> Any:

@@ -216,18 +216,22 @@ def _solve(job: _Forward, each: Tensor | None, keep_lanes: bool, known: Lanes | 
     solver, rows, link, mode = _solver(job, keep_lanes), job.rows, job.link, job.mode
     x, _, result = job.tensors
     params = x if each is None else each
-    call = _Call(solver.family, rows, one_row=solver.one_row, parted=job.cut is None)
+    over = "out" in rows.held and not disjoint(x, result)
+    # the parts of a row, each with a program, would be written while others are read
+    parted = job.cut is None and not (over and mode == "grad")
+    call = _Call(solver.family, rows, one_row=solver.one_row, parted=parted)
     parts = 0 if mode == "grad" else call.parts
     targets, saved, lists, counts, few, list_span = job.targets, None, x, x, Few(), call.span
     truncated, weigh = solver.kernel is truncated_rows, link.kind == "topp"
     if mode == "grad":
         if known is not None and (found := known.listed(call, rows.count)) is not None:
             lists, counts, few, list_span = found
+        few = few._replace(LATE=over)
     else:
         most, depth = (0, 1) if solver.one_row else few_lanes(call.plan, rows.columns)
         few = Few(most, depth, call.plan.L, parts, min(LISTED, most * depth) if truncated else 0)
         # zeros go to x only after its scores are read; and to a row that may keep most of them, only where it does not
-        late = most > 0 and ((weigh and not parts) or ("out" in rows.held and not disjoint(x, result)))
+        late = most > 0 and ((weigh and not parts) or over)
         if most:
             stated = 4 if keep_lanes and mode == "loss" else 0
             first, memory = stated * rows.count, call.empty(stated + most + 1, torch.int32)
@@ -394,14 +398,16 @@ def loss(link: Link, x: Tensor, index: Tensor, ignored: int, reduction: str, axi
 
 
 def loss_grad(
-    link: Link, x: Tensor, index: Tensor, scale: Tensor, state: Any, ignored: int, axis: int, factor: float = 1.0
-) -> Tensor:
-    """`factor scale (p - y)`. Reads and writes each row once, without a search. Where the loss saved lanes, it reads only those.
+    link: Link, x: Tensor, index: Tensor, scale: Tensor, state: Any, ignored: int, axis: int, factor: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`factor scale (p - y)`. Reads and writes each row once, without a search. Where the loss saved lanes, it reads only those. out: of
+    the shape of rows, apart from x, or in its memory, so that each row begins where that of x does and its numbers are no longer.
 
     To write p - y in the loss already would move more: n forward and 2 n backward, in reads and writes of n scores, would be 2 n
     forward and 2 n backward (a factor in place would spoil a graph that is used again), and p - y would be held in between."""
     rows = _to_last(x, axis)
-    out = torch.empty_like(rows)
+    out = torch.empty_like(rows) if out is None else out
     scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
     scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
     run("grad", link, rows, out=out, index=index, scale=scale, state=state, ignore=ignored)

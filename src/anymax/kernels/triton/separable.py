@@ -21,6 +21,7 @@ from .survey import (
     gather,
     part_lanes,
     read_lanes,
+    settle_reads,
     survey,
     surveyed,
 )
@@ -209,6 +210,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         to = output(mine, OUT, o0, o1, o2, oc, TILE)
         goal = wanted(INDEX, SCALE, row, ignore, tl.program_id(1) * span, span, at, bad, MODE, EACH)
         if TILE.WHOLE:
+            settle_reads(MODE, FEW)
             finish(to, 0, shares(x, solved, FORM), goal, at, MODE, TILE)
         else:
             if FEW.FEW > 0 and MODE != "p":
@@ -225,10 +227,11 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 elif MODE == "grad":
                     lanes = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
                     tile, cols, ok = read_lanes(at, lanes, few, list_span, FEW, TILE)
+                    settle_reads(MODE, FEW)
                     finish_empty(to, goal, at, TILE)
                     finish_gathered(to, cols, emit_gathered(tile, solved, FORM), ok, goal, at, TILE)
             elif MODE != "p" or PARTS == 0:
-                in_steps(to, tops, solved, goal, at, MODE, FORM, TILE)
+                in_steps(to, tops, solved, goal, at, MODE, FORM, FEW, TILE)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, TILE)
@@ -261,13 +264,14 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
 
 
 @triton.jit
-def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, TILE: tl.constexpr):
+def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, FEW: tl.constexpr, TILE: tl.constexpr):
     """Writes a longer row, or a part of it, without reading the lanes that have no probability."""
     live = per_lane(1, TILE, tl.int1)
     if MODE != "grad":
         live = in_packs(shares(tops, row, FORM) > 0.0, at, TILE)
     for begin in range(goal.first, goal.end, TILE.K * TILE.L):
         p = shares(fetch(at, begin, live, TILE, False, OUTSIDE, False), row, FORM)
+        settle_reads(MODE, FEW)
         finish(to, begin, p, goal, at, MODE, TILE)
 
 

@@ -146,6 +146,13 @@ def read_lanes(at, mine, count, span, FEW: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def settle_reads(MODE: tl.constexpr, FEW: tl.constexpr):
+    """Before a gradient is written to the memory of the scores, whose numbers may be wider: what other threads read is within it."""
+    if FEW.LATE and MODE == "grad":
+        tl.debug_barrier()
+
+
+@triton.jit
 def read_classes(at, cols, ok, TILE: tl.constexpr):
     x = tl.load(at.X + at.xo + step(cols, at.xc, TILE.INT64), mask=ok, other=float("-inf")).to(tl.float32)
     if TILE.MASKED:

@@ -43,7 +43,7 @@ class Few(NamedTuple):  # the live lanes of a longer row, where they are gathere
     PARTS: int = 0  # > 0: programs that share a row, which another kernel has read
     MOST: int = 0  # scores of an interval that are gathered to a tile of the same size
     KEEP: bool = False  # the list and the number of lanes are for the backward
-    LATE: bool = False  # the output is x, so zeros are written after the row is read, not meanwhile
+    LATE: bool = False  # the output is in the memory of x, so it is written after the row is read, not meanwhile
 
 
 # the tile of numbers that are in registers already

@@ -38,6 +38,7 @@ from .survey import (
     part_lanes,
     read_lanes,
     read_listed,
+    settle_reads,
     survey,
     surveyed,
     surveyed_numbers,
@@ -159,10 +160,11 @@ def settle(x, cols, tops, top, edge, tied, beyond, above, target, more, at, BY: 
 
 
 @triton.jit
-def in_steps(to, live, row, goal, at, MODE: tl.constexpr, LOGS: tl.constexpr, TILE: tl.constexpr):
+def in_steps(to, live, row, goal, at, MODE: tl.constexpr, LOGS: tl.constexpr, FEW: tl.constexpr, TILE: tl.constexpr):
     """Writes a longer row, or a part of it, without reading the lanes that keep no score."""
     for begin in range(goal.first, goal.end, TILE.K * TILE.L):
         v = fetch(at, begin, live, TILE, False, OUTSIDE, False)
+        settle_reads(MODE, FEW)
         finish(to, begin, emit(v, lanes(begin, TILE.K, TILE.L), row, LOGS), goal, at, MODE, TILE)
 
 
@@ -303,6 +305,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
         to = output(mine, OUT, o0, o1, o2, oc, TILE)
         goal = wanted(INDEX, SCALE, row, ignore, tl.program_id(1) * span, span, at, bad, MODE, EACH)
         if TILE.WHOLE:
+            settle_reads(MODE, FEW)
             finish(to, 0, emit(x, lanes(0, TILE.K, TILE.L), kept, LOGS), goal, at, MODE, TILE)
         else:
             if FEW.FEW > 0 and (MODE == "grad" or MODE == "write"):
@@ -315,6 +318,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
                     single = as_scalars(kept)
                     p = emit(tile, cols, single, LOGS)
                     if MODE == "grad":
+                        settle_reads(MODE, FEW)
                         finish_empty(to, goal, at, TILE)
                         finish_gathered(to, cols, p, ok, goal, at, TILE)
                     else:  # the other classes are filled already, or are filled now
@@ -328,7 +332,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, L
                     reaching = tops == tops
                 else:
                     reaching = in_packs(tops >= edge, at, TILE)
-                in_steps(to, reaching, kept, goal, at, MODE, LOGS, TILE)
+                in_steps(to, reaching, kept, goal, at, MODE, LOGS, FEW, TILE)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, TILE)
