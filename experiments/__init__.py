@@ -2,6 +2,6 @@
 
 # in this order
 NAMES = (
-    "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
-    "length", "calibration", "noise", "router", "language", "statements", "attending",
+    "multilabel", "proportions", "nli", "finetune", "seq2seq", "inflection", "intents", "verification", "overconfidence", "exact", "graphs",
+    "conformal", "longtail", "length", "calibration", "noise", "router", "language", "statements", "attending",
 )  # fmt: skip

@@ -45,6 +45,7 @@ class Experiment:
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ("matplotlib", "scipy")
     options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # for `add_argument`
+    lengths: str = ""  # where its networks were trained for one length only: that, in a sentence
     free: tuple[str, ...] = ()  # those of them that no figure depends on: where the data lies, how many processes
 
 
@@ -166,6 +167,7 @@ def main(
     head = {
         "name": experiment.name,
         "title": experiment.title,
+        "lengths": experiment.lengths,
         "quick": options.quick,
         "command": " ".join(["python -m", f"experiments.{experiment.name}", *_public(words)]),
         "seconds": round(time.monotonic() - settings.started, 1),
@@ -243,23 +245,23 @@ def _public_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.name if isinstance(v, Path) else v for k, v in values.items()}
 
 
-def sources(name: str) -> dict[str, str]:
+def sources(name: str, shared: bool = True) -> dict[str, str]:
     """A digest of what an experiment runs: its script with the modules of this folder that it imports, the library and its engine.
 
-    It says of any checkout, whatever has become of the commit, whether it has the same.
+    It says of any checkout, whatever has become of the commit, whether it has the same. `shared` adds what all experiments share.
     """
     trees = {
-        "the experiment": [Path(__file__).parent / f"{own}.py" for own in _own(name)],
+        "the experiment": [Path(__file__).parent / f"{own}.py" for own in _own(name, shared)],
         "src/anymax": sorted((ROOT / "src" / "anymax").rglob("*.py")),
         "csrc": [path for path in sorted((ROOT / "csrc").rglob("*")) if path.suffix in (".h", ".hpp", ".cpp")],
     }
     return {tree: _digest(paths) for tree, paths in trees.items()}
 
 
-def _own(name: str) -> list[str]:
+def _own(name: str, shared: bool = True) -> list[str]:
     """The module `name` of this folder and all that it imports of it, the imports within functions too."""
     known: set[str] = set()
-    left = ["_common", name]
+    left = ["_common", name] if shared else [name]
     while left:
         module = left.pop()
         path = Path(__file__).parent / f"{module}.py"

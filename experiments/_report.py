@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from . import NAMES
-from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, Interval, all_of, from_json, verdict
+from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, UNDECIDED, Interval, all_of, from_json, verdict
 
 RESULTS = Path(__file__).parent / "results"
+ANSWERS = Path(__file__).parents[1] / "docs" / "answers"
 INDEX = (  # the words of the folder's README.md
     "A claim is *confirmed* if the whole 95 % interval of the measured figure meets the bound, *contradicted* if no part of it does, and",
     "*undecided* otherwise. Among so many claims, a few would be decided by chance. So the last column judges all of them together, with",
-    "Holm's correction at 5 %. The documentation gives advice only on what this column decides.",
+    "Holm's correction at 5 %, but for those in whose verdict chance has no part. The documentation gives advice only on what this column",
+    "decides.",
     "",
     "The experiments write this file from the JSON files in this folder.",
 )
@@ -33,11 +35,20 @@ class Claim:
     """One sentence that the figures can confirm or contradict, and who made it.
 
     needs: another claim, without which this one has no meaning: where that is not confirmed, this one is not tested.
+    apart: why chance has no part in its verdict (a theorem, what the tuning aims at), if so: it is then not judged together with others.
+    notes: what a reader must know of it: that it came after figures, that it was tried at one length of training.
     """
 
     text: str
     source: str
     needs: str = ""
+    apart: str = ""
+    notes: tuple[str, ...] = ()
+
+    def words(self) -> dict[str, Any]:
+        """What stands of it in the JSON file, but for its key and its verdict."""
+        more = {"apart": self.apart, "notes": list(self.notes)}
+        return {"claim": self.text, "source": self.source, **{k: v for k, v in more.items() if v}}
 
 
 @dataclasses.dataclass
@@ -74,15 +85,26 @@ class Findings:
         self.tables.append({"title": title, "note": note, "rows": [dict(row) for row in rows]})
 
     def test(
-        self, claim: str, what: str, found: Interval, *, at_most: float | None = None, at_least: float | None = None
+        self,
+        claim: str,
+        what: str,
+        found: Interval,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+        edge: str = "",
     ) -> str:
-        """One test of a claim: `found` against its bound. The verdict follows from the interval."""
+        """One test of a claim: `found` against its bound. The verdict follows from the interval.
+
+        edge: why the figure comes from a training that was not over, if it does. Such a figure decides nothing.
+        """
         if claim not in self.claims:
             raise KeyError(f"{self.name}: no claim {claim!r}; it has {', '.join(self.claims)}")
         said = verdict(found, at_most=at_most, at_least=at_least)
         bound = {"at_most": at_most} if at_most is not None else {"at_least": at_least}
         self.tests.append({"claim": claim, "what": what, "found": found, **bound, "verdict": said})
-        return said
+        cut(self.tests[-1:], {(claim, what): edge})
+        return self.tests[-1]["verdict"]
 
     def against_paper(self, what: str, paper: float, here: Interval | float, note: str = "") -> None:
         """A figure beside the one that the paper prints."""
@@ -105,14 +127,26 @@ class Findings:
 
     def verdicts(self) -> dict[str, str]:
         """Each claim's verdict, from all of its tests; a claim that nothing tested is undecided."""
-        said = {key: all_of([t["verdict"] for t in self.tests if t["claim"] == key]) for key in self.claims}
-        lacking = [k for k, c in self.claims.items() if c.needs and said[c.needs] != CONFIRMED]
-        return said | dict.fromkeys(lacking, NOT_TESTED)
+        return verdicts(self.claims, self.tests)
+
+
+def verdicts(claims: Mapping[str, Claim], tests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    said = {key: all_of([t["verdict"] for t in tests if t["claim"] == key]) for key in claims}
+    lacking = [k for k, c in claims.items() if c.needs and said[c.needs] != CONFIRMED]
+    return said | dict.fromkeys(lacking, NOT_TESTED)
+
+
+def cut(tests: Sequence[dict[str, Any]], edges: Mapping[tuple[str, str], str]) -> None:
+    """Tests whose claim and words are in `edges` decide nothing: their figures come from trainings that were not over."""
+    for test in tests:
+        edge = edges.get((test["claim"], test["what"]))
+        if edge:
+            test |= {"verdict": UNDECIDED, "edge": edge}
 
 
 def as_json(head: Mapping[str, Any], found: Findings) -> dict[str, Any]:
     said = found.verdicts()
-    claims = [{"key": k, "claim": c.text, "source": c.source, "verdict": said[k]} for k, c in found.claims.items()]
+    claims = [{"key": k, **c.words(), "verdict": said[k]} for k, c in found.claims.items()]
     return _plain(
         {
             **head,
@@ -133,7 +167,19 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
     text = [f"# {known['title']}", ""]
     if known["quick"]:
         text += ["**A quick run: it shows that the script works, and is no evidence for or against a claim.**", ""]
-    text += [known["data"], "", "## Claims", ""]
+    else:
+        text += [*_answer(known["name"])]
+    first, *others = known["pictures"] or [None]
+    text += _picture(first, known)
+    text += [
+        "## Data",
+        "",
+        known["data"],
+        "",
+        *([known["lengths"], ""] if known.get("lengths") else []),
+        "## Claims",
+        "",
+    ]
     text += _markdown([
         {"claim": c["claim"], "source": c["source"], "judged alone": c["verdict"], "judged together": together.get(c["claim"], "")}
         for c in known["claims"]
@@ -141,16 +187,21 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
     text += [
         (
             f"The tests behind them. A verdict alone follows from the interval ({CONFIDENCE:.0%}) and the bound. Judged together: with "
-            "Holm's correction for all claims of all experiments."
+            "Holm's correction for all claims of all experiments in whose verdict chance has a part."
         ),
         "",
     ]
     tests = [
-        {**t, "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}"} for t in known["tests"]
+        {
+            **t,
+            "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}",
+            "verdict": f"{t['verdict']}: {t['edge']}" if t.get("edge") else t["verdict"],
+        }
+        for t in known["tests"]
     ]
     text += _markdown([{column: t[column] for column in ("claim", "what", "found", "bound", "verdict")} for t in tests])
-    for picture in known["pictures"]:
-        text += [f"![{picture['caption'] or known['title']}]({picture['file']})", ""]
+    for picture in others:
+        text += _picture(picture, known)
     if known["against_the_paper"]:
         text += ["## Beside the paper's figures", "", *_markdown(known["against_the_paper"])]
     for table in known["tables"]:
@@ -170,18 +221,37 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
     return "\n".join(text).rstrip() + "\n"
 
 
+def _picture(picture: Mapping[str, str] | None, known: Mapping[str, Any]) -> list[str]:
+    return [f"![{picture['caption'] or known['title']}]({picture['file']})", ""] if picture else []
+
+
+def _answer(name: str) -> list[str]:
+    """The answer to the experiment's question, where the documentation has one."""
+    path = ANSWERS / f"{name}.md"
+    if not path.is_file():
+        return []
+    words = " ".join(path.read_text(encoding="utf-8").partition("\n\n")[2].split())
+    plain = re.sub(r"\{doc\}`/?([^`<]+?)(?: <[^>]+>)?`|\[([^\]]+)\]\([^)]+\)", lambda link: link[1] or link[2], words)
+    return [plain, ""]
+
+
 def write(head: Mapping[str, Any], found: Findings) -> list[Path]:
     """NAME.json, and the pages of its folder."""
     found.folder.mkdir(parents=True, exist_ok=True)
     target = found.folder / f"{found.name}.json"
-    text = json.dumps(as_json(head, found), indent=1, ensure_ascii=False, allow_nan=False)
+    save(target, as_json(head, found))
+    return [target, *pages(found.folder)]
+
+
+def save(path: Path, known: Mapping[str, Any]) -> None:
+    """As JSON, a list of numbers on one line."""
+    text = json.dumps(_plain(known), indent=1, ensure_ascii=False, allow_nan=False)
     text = re.sub(
         r"\[\n[-+.,\deE\s]+\]",
         lambda numbers: re.sub(r"\s+", " ", numbers[0]).replace("[ ", "[").replace(" ]", "]"),
         text,
     )
-    _replace(target, text + "\n")
-    return [target, *pages(found.folder)]
+    _replace(path, text + "\n")
 
 
 def pages(folder: Path) -> list[Path]:
@@ -190,7 +260,7 @@ def pages(folder: Path) -> list[Path]:
 
     together: dict[str, dict[str, str]] = {}
     for one in claims(folder):
-        together.setdefault(one.experiment, {})[one.claim] = one.together
+        together.setdefault(one.experiment, {})[one.claim] = one.told
     written, rows = [], []
     for path in sorted(folder.glob("*.json"), key=lambda p: (*NAMES, p.stem).index(p.stem)):
         known = json.loads(path.read_text(encoding="utf-8"))

@@ -10,12 +10,15 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anymax import Mapping, Softmax, apply, attention, fenchel_young
+
+from ._until import Averaged, Patient, Stop, Watch
 
 HEAD_RATE = 10.0  # the new layer learns so many times faster than the encoder
 
@@ -299,9 +302,7 @@ def fit(model: Classifier, mapping: Mapping, train: Sentences, recipe: Recipe, s
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     steps = recipe.epochs * math.ceil(len(train) / recipe.batch)
-    body = [p for name, p in model.named_parameters() if not name.startswith("head.")]
-    groups = [{"params": body, "lr": recipe.rate}, {"params": model.head.parameters(), "lr": HEAD_RATE * recipe.rate}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(_groups(model, recipe.rate), weight_decay=0.01)
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda n: min((n + 1) / (0.1 * steps), (steps - n) / (0.9 * steps))
     )
@@ -322,15 +323,56 @@ def fit(model: Classifier, mapping: Mapping, train: Sentences, recipe: Recipe, s
     return kept / len(train)
 
 
+def settled(
+    model: Classifier, mapping: Mapping, train: Sentences, held: Sentences, rate: float, recipe: Patient, seed: int
+) -> tuple[list[tuple[Stop[Any], Classifier]], list[float]]:
+    """For each patience a model with the mean weights of its best epoch; and the share of held-out sentences wrong after each epoch.
+
+    By AdamW and the map's own loss, the matrix products in bfloat16.
+    """
+    torch.manual_seed(seed)
+    rng, watch = np.random.default_rng(seed), Watch[Any](recipe.patiences)
+    optimizer = torch.optim.AdamW(_groups(model, rate), weight_decay=0.01)
+    rises = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / recipe.rising))
+    mean = Averaged(model, recipe.decay)
+    while not watch.over(recipe.most):
+        model.train()
+        for rows in _shuffled(train, recipe.batch, rng):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                scores = model(*padded([train.tokens[i] for i in rows]))
+            optimizer.zero_grad()
+            fenchel_young(mapping, scores.float(), torch.from_numpy(train.classes[rows])).backward()
+            optimizer.step()
+            rises.step()
+            mean.step()
+        if watch.better(1.0 - float(right(mean.model, held).mean())):
+            watch.keep(mean.weights())
+    ended = []
+    for stop in watch.stops:
+        best = copy.deepcopy(mean.model)
+        best.load_state_dict(stop.kept)
+        ended.append((stop, best))
+    return ended, watch.errors
+
+
+def _groups(model: Classifier, rate: float) -> list[dict[str, Any]]:
+    body = [p for name, p in model.named_parameters() if not name.startswith("head.")]
+    return [{"params": body, "lr": rate}, {"params": model.head.parameters(), "lr": HEAD_RATE * rate}]
+
+
 @torch.no_grad()
+def scores_of(model: Classifier, sentences: Sentences) -> np.ndarray:
+    """[sentences, classes], in single precision."""
+    model.eval()
+    out = np.empty((len(sentences), model.head.out_features), np.float32)
+    for rows in _by_length(sentences, 128):
+        out[rows] = model(*padded([sentences.tokens[i] for i in rows])).numpy()
+    return out
+
+
 def right(model: Classifier, sentences: Sentences) -> np.ndarray:
     """Of each sentence whether the largest score is that of its class."""
-    model.eval()
-    out = np.zeros(len(sentences), dtype=bool)
-    for rows in _by_length(sentences, 128):
-        scores = model(*padded([sentences.tokens[i] for i in rows]))
-        out[rows] = scores.argmax(-1).numpy() == sentences.classes[rows]
-    return out
+    return scores_of(model, sentences).argmax(-1) == sentences.classes
 
 
 def _by_length(sentences: Sentences, batch: int) -> Iterator[np.ndarray]:

@@ -51,6 +51,11 @@ def from_json(known: Mapping[str, Any]) -> Interval:
     return Interval(known["mean"], low, high, known["n"], known["method"], figures)
 
 
+def interval(cell: Interval | Mapping[str, Any]) -> Interval:
+    """A cell of a table as a run has it, or as a JSON file does."""
+    return cell if isinstance(cell, Interval) else from_json(cell)
+
+
 def exact(value: float) -> Interval:
     """A figure without chance in it: the same data, the same split, a convex objective."""
     return Interval(float(value), float(value), float(value), 1, "one value, no chance in it")

@@ -13,6 +13,7 @@ from typing import Any
 from ._report import RESULTS
 from ._statistics import CONFIDENCE, CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
 
+NO_SPREAD = "all seeds gave the same"
 POWER = 0.8  # of the distance that an undecided test is said to have been able to see
 
 
@@ -27,27 +28,55 @@ class Judged:
     p: float  # of a difference from the bound as large as this one, where there is none
     corrected: float  # the same after Holm's correction
     seen: str  # for an undecided claim: how far from its bound a figure had to be for tests of this size to see it, mostly
+    apart: str = ""  # why it is not judged with the others: chance has no part in its verdict
+    notes: tuple[str, ...] = ()
 
     @property
     def together(self) -> str:
         """The verdict that holds beside all others."""
-        return self.verdict if self.corrected <= 1.0 - CONFIDENCE or self.verdict == NOT_TESTED else UNDECIDED
+        stays = self.corrected <= 1.0 - CONFIDENCE or self.verdict == NOT_TESTED or self.apart
+        return self.verdict if stays else UNDECIDED
+
+    @property
+    def told(self) -> str:
+        """That verdict, with what a reader must know of it."""
+        more = [f"not judged with the others: {self.apart}"] if self.apart else []
+        return "; ".join([self.together, *more, *self.notes])
 
 
 def claims(folder: Path = RESULTS) -> list[Judged]:
     """Those of all full runs, in the order of their files."""
-    found = []
+    found, tested = [], []
     for path in sorted(folder.glob("*.json")):
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["quick"]:
             continue
         for claim in known.get("claims", ()):
             tests = [test for test in known.get("tests", ()) if test["claim"] == claim["key"]]
-            seen = _seen(tests) if claim["verdict"] == UNDECIDED else ""
             p = _of_claim(claim["verdict"], tests)
-            found.append(Judged(known["name"], claim["claim"], claim["source"], claim["verdict"], p, 1.0, seen))
-    corrected = holm([one.p for one in found])
-    return [dataclasses.replace(one, corrected=p) for one, p in zip(found, corrected, strict=True)]
+            apart = claim.get("apart", "") or (NO_SPREAD if p == 0.0 else "")
+            notes = tuple(claim.get("notes", ()))
+            found.append(
+                Judged(known["name"], claim["claim"], claim["source"], claim["verdict"], p, 1.0, "", apart, notes)
+            )
+            tested.append(tests)
+    family = [i for i, one in enumerate(found) if not one.apart]
+    corrected = dict(zip(family, holm([found[i].p for i in family]), strict=True))
+    level = left([found[i].p for i in family])
+    return [
+        dataclasses.replace(
+            one,
+            corrected=corrected.get(i, one.p),
+            seen=_seen(tests, level) if one.verdict == UNDECIDED and not one.apart else "",
+        )
+        for i, (one, tests) in enumerate(zip(found, tested, strict=True))
+    ]
+
+
+def left(p: Sequence[float]) -> float:
+    """The level at which one claim more would be decided by Holm's correction, beside those that are."""
+    decided = sum(corrected <= 1.0 - CONFIDENCE for corrected in holm(p))
+    return (1.0 - CONFIDENCE) / max(1, len(p) - decided)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -102,13 +131,13 @@ def _two_sided(test: Mapping[str, Any]) -> float:
     return float(2 * (t.sf(score, test["found"]["n"] - 1) if seeds else norm.sf(score)))
 
 
-def _seen(tests: Sequence[Mapping[str, Any]]) -> str:
-    """How far from their bounds the figures of undecided tests had to be, to be decided in four runs of five of that size."""
+def _seen(tests: Sequence[Mapping[str, Any]], level: float) -> str:
+    """How far from their bounds the figures of undecided tests had to be, to be decided at this level in four runs of five of that size."""
     said = []
     for test in tests:
-        if test["verdict"] != UNDECIDED:
+        if test["verdict"] != UNDECIDED or test.get("edge"):
             continue
-        distance, many = detectable(test), f"{test['found']['n']:,} {_unit(test)}"
+        distance, many = detectable(test, level), f"{test['found']['n']:,} {_unit(test)}"
         if math.isinf(distance):
             said.append(f"nothing, with {many}")
         elif test["found"]["method"].startswith("t of logarithms"):
@@ -118,18 +147,19 @@ def _seen(tests: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(said))
 
 
-def detectable(test: Mapping[str, Any]) -> float:
-    """The distance from the bound (of a ratio, in logarithms) that the test decides with probability POWER, by the spread found."""
+def detectable(test: Mapping[str, Any], level: float) -> float:
+    """How far from the bound (of a ratio, in logarithms) the test decides at this level with probability POWER, by the spread found."""
     from scipy.optimize import brentq  # late, as above
-    from scipy.stats import nct, norm
+    from scipy.stats import nct, norm, t
 
     n, (_, half, quantile) = test["found"]["n"], _away(test)
     if half == 0.0 or math.isinf(half):
         return half
     error = half / quantile
     if not test["found"]["method"].startswith("t "):
-        return error * float(quantile + norm.ppf(POWER))
-    return error * float(brentq(lambda away: nct.sf(quantile, n - 1, away) - POWER, 0.0, 4.0 * (quantile + 1.0)))
+        return error * float(norm.isf(level / 2) + norm.ppf(POWER))
+    needed = float(t.isf(level / 2, n - 1))
+    return error * float(brentq(lambda away: nct.sf(needed, n - 1, away) - POWER, 0.0, 4.0 * (needed + 1.0)))
 
 
 def _unit(test: Mapping[str, Any]) -> str:
@@ -140,15 +170,17 @@ def _unit(test: Mapping[str, Any]) -> str:
 def words() -> str:
     """The table as text."""
     rows = claims()
+    family = sum(not one.apart for one in rows)
     lines = [
-        f"All {len(rows)} claims together. p: how probable a distance from the bound as large as this one is where there is none;",
-        f"then after Holm's correction for {len(rows)} claims, and what is left of the verdict at {1 - CONFIDENCE:.0%}.",
+        f"{family} of {len(rows)} claims together. p: how probable a distance from the bound as large as this one is where there is none;",
+        f"then after Holm's correction for {family} claims, and what is left of the verdict at {1 - CONFIDENCE:.0%}. Chance has no part in",
+        "the verdicts of the others.",
         "",
         f"{'experiment':16} {'verdict':>12} {'p':>8} {'Holm':>8} {'together':>12}  claim",
     ]
     for one in rows:
         more = f" (seen in four runs of five: {one.seen})" if one.seen else ""
-        lines.append(
-            f"{one.experiment:16} {one.verdict:>12} {one.p:8.2g} {one.corrected:8.2g} {one.together:>12}  {one.claim}{more}"
-        )
+        figures = f"{'':>8} {'':>8}" if one.apart else f"{one.p:8.2g} {one.corrected:8.2g}"
+        said = f" [{one.told.removeprefix(f'{one.together}; ')}]" if one.told != one.together else ""
+        lines.append(f"{one.experiment:16} {one.verdict:>12} {figures} {one.together:>12}  {one.claim}{said}{more}")
     return "\n".join(lines)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gzip
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anymax import Mapping, apply, attention, fenchel_young, log_apply
+
+from ._until import Averaged, Patient, Stop, Watch
 
 PAD, START, END = 0, 1, 2
 SPECIAL = ("", "<s>", "</s>")
@@ -174,27 +178,14 @@ class Trained:
 
 def train(language: Language, attending: Mapping, writing: Mapping, size: Size, recipe: Recipe, seed: int) -> Trained:
     """By Adam with the output map's own loss, one cycle of the rate; the weights of the epoch with the most words right in dev."""
-    torch.manual_seed(seed)
-    source, target = Alphabet(language.train.sources), Alphabet(language.train.targets)
-    out = Trained(Transducer(len(source), len(target), size, attending, writing), source, target)
-    data = [(source.encode(a), target.encode(b)) for a, b in zip(language.train.sources, language.train.targets)]
+    out, data = _untrained(language, attending, writing, size, seed)
     optimizer = torch.optim.Adam(out.model.parameters())
     steps = recipe.epochs * math.ceil(len(data) / recipe.batch)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=recipe.rate, total_steps=steps)
     rng = np.random.default_rng(seed)
     best, kept = -1.0, {}
     for epoch in range(recipe.epochs):
-        out.model.train()
-        for rows in _shuffled([len(a) for a, _ in data], recipe.batch, rng):
-            read, lengths = padded([data[i][0] for i in rows])
-            given, _ = padded([[START, *data[i][1]] for i in rows])
-            wanted, _ = padded([[t - FIRST for t in (*data[i][1], END)] for i in rows], IGNORED)
-            vectors, state = out.model.read(read, lengths)
-            scores, _, _ = out.model.write(given, state, vectors, lengths)
-            optimizer.zero_grad()
-            fenchel_young(writing, scores, wanted, ignore_index=IGNORED, axis=-1).backward()
-            nn.utils.clip_grad_norm_(out.model.parameters(), 5.0)
-            optimizer.step()
+        for _ in _steps(out.model, data, recipe.batch, optimizer, rng):
             rate.step()
         if 2 * (epoch + 1) >= recipe.epochs:  # the rate is high before
             right = word_accuracy([one.best for one in search(out, language.dev, beam=1)], language.dev)
@@ -203,6 +194,59 @@ def train(language: Language, attending: Mapping, writing: Mapping, size: Size, 
     out.model.load_state_dict(kept)
     out.model.eval()
     return out
+
+
+def settled(
+    language: Language, attending: Mapping, writing: Mapping, size: Size, rate: float, recipe: Patient, seed: int
+) -> tuple[list[tuple[Stop[Any], Trained]], list[float]]:
+    """For each patience a transducer with the mean weights of its best epoch; and the share of dev words wrong after each epoch."""
+    out, data = _untrained(language, attending, writing, size, seed)
+    optimizer = torch.optim.Adam(out.model.parameters(), lr=rate)
+    rises = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / recipe.rising))
+    mean = Averaged(out.model, recipe.decay)
+    judged = dataclasses.replace(out, model=mean.model)
+    rng, watch = np.random.default_rng(seed), Watch[Any](recipe.patiences)
+    while not watch.over(recipe.most):
+        for _ in _steps(out.model, data, recipe.batch, optimizer, rng):
+            rises.step()
+            mean.step()
+        if watch.better(1.0 - word_accuracy([one.best for one in search(judged, language.dev, beam=1)], language.dev)):
+            watch.keep(mean.weights())
+    ended = []
+    for stop in watch.stops:
+        model = copy.deepcopy(mean.model)
+        model.load_state_dict(stop.kept)
+        ended.append((stop, dataclasses.replace(out, model=model.eval())))
+    return ended, watch.errors
+
+
+Encoded = list[tuple[list[int], list[int]]]
+
+
+def _untrained(
+    language: Language, attending: Mapping, writing: Mapping, size: Size, seed: int
+) -> tuple[Trained, Encoded]:
+    """A transducer with the first weights of a seed, and its training pairs in numbers."""
+    torch.manual_seed(seed)
+    source, target = Alphabet(language.train.sources), Alphabet(language.train.targets)
+    out = Trained(Transducer(len(source), len(target), size, attending, writing), source, target)
+    return out, [(source.encode(a), target.encode(b)) for a, b in zip(language.train.sources, language.train.targets)]
+
+
+def _steps(model: Transducer, data: Encoded, batch: int, optimizer: Any, rng: np.random.Generator) -> Iterator[None]:
+    """One epoch; what asks goes on after each step."""
+    model.train()
+    for rows in _shuffled([len(a) for a, _ in data], batch, rng):
+        read, lengths = padded([data[i][0] for i in rows])
+        given, _ = padded([[START, *data[i][1]] for i in rows])
+        wanted, _ = padded([[t - FIRST for t in (*data[i][1], END)] for i in rows], IGNORED)
+        vectors, state = model.read(read, lengths)
+        scores, _, _ = model.write(given, state, vectors, lengths)
+        optimizer.zero_grad()
+        fenchel_young(model.writing, scores, wanted, ignore_index=IGNORED, axis=-1).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        yield
 
 
 def _shuffled(lengths: Sequence[int], batch: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -370,3 +414,28 @@ def distance(a: Sequence[str], b: Sequence[str]) -> int:
         for j, y in enumerate(b, start=1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
     return row[-1]
+
+
+def measure(trained: Trained, test: Pairs, beam: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Figures of what a transducer writes, and of each test word 100 where it is right, and where it is listed, else 0."""
+    beams, greedy = search(trained, test, beam), search(trained, test, 1)
+    best = [one.best for one in beams]
+    none = dataclasses.asdict(zeros(trained, test))
+    share = 100.0 / len(test)
+    each = {
+        "words right %": 100.0 * np.array([tuple(one) == true for one, true in zip(best, test.targets, strict=True)]),
+        "listed %": 100.0 * np.array([one.exhausted for one in beams]),
+    }
+    figures = {
+        "words right %": 100 * word_accuracy(best, test),
+        "symbol errors %": 100 * symbol_errors(best, test),
+        "words right, greedy %": 100 * word_accuracy([one.best for one in greedy], test),
+        "output zeros %": 100 * none["output"],
+        "symbols": none["symbols"],
+        "attention zeros %": 100 * none["attention"],
+        "places": none["places"],
+        "listed %": float(np.mean(each["listed %"])),
+        "proven %": share * sum(one.proven for one in beams),
+        "mass": float(np.mean([one.mass for one in beams])),
+    }
+    return figures, each

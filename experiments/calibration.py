@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from anymax import Mapping
 
 from . import _images, _networks
 from ._common import Experiment, Settings, main, quick_on_one_thread
-from ._report import Claim, Findings
-from ._statistics import difference, over_seeds
+from ._report import Claim, Findings, cut
+from ._statistics import difference, interval, over_seeds
 
 SU, BREBISSON = "Su 2024, kexue.fm/archives/10145", "de Brebisson and Vincent 2015, section 4"
 EXPERIMENT = Experiment(
@@ -47,6 +47,7 @@ EXPERIMENT = Experiment(
 )  # fmt: skip
 LENGTHS = (15, 30, 60, 120, 240)
 STOPPED = "stopped"
+ON_STOPPED = ("stopped", "scaled", "brier", "accuracy", "either")  # the claims on networks that were stopped
 HELD = 0.2  # of the training rows stop and choose the temperature
 TEMPERATURES = np.geomspace(0.1, 20.0, 81)
 UNIFORM = 0.01  # weight of the uniform distribution in the log-loss, which exact zeros would make infinite
@@ -181,6 +182,7 @@ def _tell(found: Findings, results: dict[str, dict[str, list[list[dict[str, Any]
         found.test("accuracy", f"{name}: accuracy, Taylor less softmax", accurate, at_least=0.0)
         found.test("either", f"{name}: accuracy, Taylor less softmax", accurate, at_least=-1.0)
         found.test("either", f"{name}: accuracy, Taylor less softmax", accurate, at_most=1.0)
+    cut(found.tests, edges(found.tables, found.tests))
     found.notes += [
         (
             "All maps have the same network, first weights, batches and learning rate. Nothing but the epoch and the temperature is "
@@ -190,6 +192,23 @@ def _tell(found: Findings, results: dict[str, dict[str, list[list[dict[str, Any]
     ]
     found.picture(lambda figure: draw(figure, results, lengths, of), (5.0 * len(results) + 2.0, 7.0),
                   caption="Calibration error by the length of training, as trained and with a temperature; right: stopped")  # fmt: skip
+
+
+def edges(tables: Sequence[dict[str, Any]], tests: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
+    """Of tests on stopped networks why they decide nothing: the best epochs are so late that training was not over."""
+    out: dict[tuple[str, str], str] = {}
+    for table in tables:
+        name, _, rest = table["title"].partition(": stopped on held-out rows, ")
+        if rest != RAW:
+            continue
+        spans = [interval(row["epoch"]) for row in table["rows"]]
+        epochs = [epoch for span in spans for epoch in span.figures[0]]
+        late = sum(epoch > 0.95 * LENGTHS[-1] for epoch in epochs)
+        if late:
+            words = f"{late} of {len(epochs)} networks were best within the last twentieth of the epochs"
+            both = ((t["claim"], t["what"]) for t in tests if t["what"].startswith(f"{name}:"))
+            out |= {(claim, what): words for claim, what in both if claim in ON_STOPPED}
+    return out
 
 
 def draw(figure: Any, results: dict[str, Any], lengths: tuple[int, ...], of: Callable[..., list[float]]) -> None:

@@ -35,6 +35,7 @@ EXPERIMENT = Experiment(
     needs=("matplotlib", "scipy", "sklearn", "torch"),
 )  # fmt: skip
 EXPERTS, K, HIDDEN, FEATURES = 16, 2, 16, 100
+LENGTHS = {"digits": (60, 240), "Banking77": (20, 80)}  # epochs, at each of which a claim must hold
 # Switch's weight of its loss; ten times DeepSeek-V3's step, as training is so much shorter
 LOSS_WEIGHT, SIGN_STEP = 0.01, 0.01
 NEARLY = 0.1  # an expert with less than this part of the mean load has nearly no work
@@ -59,8 +60,8 @@ SOFTMAX, LOSS, SIGN, QUANTILE, SPARSE, SPARSE_QUANTILE = ARMS = {
 }
 
 
-def trained(data: _networks.Data, name: str, epochs: int, seed: int) -> dict[str, float]:
-    """The figures of one mixture on the test rows, whose router has the bias of the last step."""
+def trained(data: _networks.Data, name: str, lengths: tuple[int, ...], seed: int) -> list[dict[str, float]]:
+    """The figures of one mixture on the test rows after each of `lengths` epochs, whose router has the bias of the last step."""
     import torch  # late: listing the experiments needs no torch
 
     import anymax
@@ -91,7 +92,19 @@ def trained(data: _networks.Data, name: str, epochs: int, seed: int) -> dict[str
         hidden = torch.relu(torch.einsum("rf,efh->reh", rows, first)) * weight[..., None]
         return torch.einsum("reh,ehc->rc", hidden, second), scores, weight, index
 
-    for _ in range(epochs):
+    def figures() -> dict[str, float]:
+        with torch.no_grad():
+            z, _, weight, _ = forward(x_test)
+        load = (weight > 0).double().mean(0).numpy()
+        return {
+            "accuracy": 100 * float((z.argmax(1) == y_test).double().mean()),
+            "load error": 100 * float(load.max() / load.mean() - 1.0),
+            "nearly without work": 100 * float((load < NEARLY * load.mean()).mean()),
+            "experts a row": float(load.sum()),
+        }
+
+    out = []
+    for epoch in range(1, lengths[-1] + 1):
         for batch in torch.randperm(len(x), generator=shuffle).split(_networks.BATCH):
             optimizer.zero_grad()
             z, scores, _, index = forward(x[batch])
@@ -103,15 +116,9 @@ def trained(data: _networks.Data, name: str, epochs: int, seed: int) -> dict[str
             if arm.balance in ("sign", "quantile"):
                 step = {"step": SIGN_STEP} if arm.balance == "sign" else {}
                 bias = routing.balance(scores.detach(), K, bias=bias, scoring=arm.scoring, method=arm.balance, **step)
-    with torch.no_grad():
-        z, _, weight, _ = forward(x_test)
-    load = (weight > 0).double().mean(0).numpy()
-    return {
-        "accuracy": 100 * float((z.argmax(1) == y_test).double().mean()),
-        "load error": 100 * float(load.max() / load.mean() - 1.0),
-        "nearly without work": 100 * float((load < NEARLY * load.mean()).mean()),
-        "experts a row": float(load.sum()),
-    }
+        if epoch in lengths:
+            out.append(figures())
+    return out
 
 
 def text(settings: Settings) -> _networks.Data:
@@ -133,84 +140,89 @@ def text(settings: Settings) -> _networks.Data:
 @quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
     quick = settings.quick
-    sets: dict[str, tuple[Callable[[int], _networks.Data], int]] = {"digits": (_networks.digits, 3 if quick else 60)}
+    sets: dict[str, Callable[[int], _networks.Data]] = {"digits": _networks.digits}
+    lengths = {"digits": (2, 4)} if quick else LENGTHS
     found.data = f"{_networks.DIGITS}: of 1,797 rows 1,000 drawn to train, the others to test."
     if not quick:
         sentences = text(settings)
-        sets["Banking77"] = (lambda _: sentences, 20)
+        sets["Banking77"] = lambda _: sentences
         found.data += f" Banking77 (Casanueva et al. 2020), all rows: tf-idf of words and pairs of words in {FEATURES} directions."
-    results: dict[tuple[str, str], list[dict[str, float]]] = {}
+    results: dict[tuple[str, int, str], list[dict[str, float]]] = {}
     jobs = [(name, seed) for name in sets for seed in settings.seeds]
     for name, seed in settings.track(jobs, "data and seed", lambda job: f"{job[0]}, {job[1]}"):
-        draw_data, epochs = sets[name]
-        data = draw_data(seed)
+        data = sets[name](seed)
         for arm in ARMS:
-            results.setdefault((name, arm), []).append(trained(data, arm, epochs, seed))
+            for epochs, one in zip(lengths[name], trained(data, arm, lengths[name], seed), strict=True):
+                results.setdefault((name, epochs, arm), []).append(one)
     found.settings = {
         "experts": f"{EXPERTS}, each with {HIDDEN} hidden units (ReLU); the weights of the two chosen sum to 1",
-        "epochs": ", ".join(f"{name}: {epochs}" for name, (_, epochs) in sets.items()),
+        "epochs": ", ".join(f"{name}: {' and '.join(map(str, lengths[name]))}" for name in sets),
         "optimizer": _networks.SETTINGS["optimizer"],
         "balancing loss": f"Switch's, times {LOSS_WEIGHT:g}",
         "sign rule": f"steps of {SIGN_STEP:g}, after each batch",
         "quantiles": "after each batch, on its scores",
         "load": "how many rows have the expert at a weight above 0",
     }
-    _tell(found, results, list(sets))
+    _tell(found, results, {name: lengths[name] for name in sets})
 
 
-def _tell(found: Findings, results: dict[tuple[str, str], list[dict[str, float]]], names: list[str]) -> None:
-    def of(name: str, arm: str, figure: str) -> list[float]:
-        return [one[figure] for one in results[name, arm]]
+def _tell(
+    found: Findings, results: dict[tuple[str, int, str], list[dict[str, float]]], lengths: dict[str, tuple[int, ...]]
+) -> None:
+    def of(when: tuple[str, int], arm: str, figure: str) -> list[float]:
+        return [one[figure] for one in results[(*when, arm)]]
 
     figures = ("accuracy", "load error", "nearly without work", "experts a row")
-    for name in names:
+    for when in ((name, epochs) for name, all_ in lengths.items() for epochs in all_):
+        name = f"{when[0]}, {when[1]} epochs"
         found.table(name, [
-            {"router": arm, **{figure: over_seeds(of(name, arm, figure)) for figure in figures}} for arm in ARMS
+            {"router": arm, **{figure: over_seeds(of(when, arm, figure)) for figure in figures}} for arm in ARMS
         ], "On test rows: accuracy in per cent; the load error is how far the largest load is above the mean, in per cent of the mean; "
            f"experts with less than {NEARLY:.0%} of the mean load, in per cent.")  # fmt: skip
         for claim, other, most in (("loads", SIGN, 0.5), ("loss loads", LOSS, 1.0)):
-            both = ratio(of(name, QUANTILE, "load error"), of(name, other, "load error"))
+            both = ratio(of(when, QUANTILE, "load error"), of(when, other, "load error"))
             found.test(claim, f"{name}: load error, {QUANTILE} / {other}", both, at_most=most)
         found.test(
             "dead",
             f"{name}: per cent nearly without work, {SOFTMAX}",
-            over_seeds(of(name, SOFTMAX, "nearly without work")),
+            over_seeds(of(when, SOFTMAX, "nearly without work")),
             at_least=10.0,
         )
         found.test(
             "alive",
             f"{name}: per cent nearly without work, {QUANTILE}",
-            over_seeds(of(name, QUANTILE, "nearly without work")),
+            over_seeds(of(when, QUANTILE, "nearly without work")),
             at_most=1.0,
         )
-        both = difference(of(name, QUANTILE, "accuracy"), of(name, LOSS, "accuracy"))
+        both = difference(of(when, QUANTILE, "accuracy"), of(when, LOSS, "accuracy"))
         found.test("accurate", f"{name}: accuracy, {QUANTILE} less {LOSS}", both, at_least=-1.0)
         found.test("accurate", f"{name}: accuracy, {QUANTILE} less {LOSS}", both, at_most=1.0)
         found.test(
-            "sparse", f"{name}: experts a row, {SPARSE}", over_seeds(of(name, SPARSE, "experts a row")), at_most=2.0
+            "sparse", f"{name}: experts a row, {SPARSE}", over_seeds(of(when, SPARSE, "experts a row")), at_most=2.0
         )
-        both = difference(of(name, SPARSE, "accuracy"), of(name, SOFTMAX, "accuracy"))
+        both = difference(of(when, SPARSE, "accuracy"), of(when, SOFTMAX, "accuracy"))
         found.test("sparse accurate", f"{name}: accuracy, {SPARSE} less {SOFTMAX}", both, at_least=-1.0)
     found.notes.append(
-        "All routers have the same experts, first weights, batches and learning rate. Nothing is tuned for any of them."
+        "All routers have the same experts, first weights, batches and learning rate. Nothing is tuned for any of them. Each claim is "
+        "judged at two lengths of training and must hold at both."
     )
     found.picture(
-        lambda figure: draw(figure, of, names),
-        (4.6 * len(names) + 3.0, 4.0),
+        lambda figure: draw(figure, of, [(name, all_[-1]) for name, all_ in lengths.items()]),
+        (4.6 * len(lengths) + 3.0, 4.0),
         caption="Accuracy against the error of the loads, on test rows",
     )
 
 
-def draw(figure: Any, of: Callable[..., list[float]], names: list[str]) -> None:
+def draw(figure: Any, of: Callable[..., list[float]], cases: list[tuple[str, int]]) -> None:
     from anymax.plot.style import COLOURS  # late: an optional extra
 
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for ax, name in zip(panels, names, strict=True):
+    panels = figure.subplots(1, len(cases), squeeze=False)[0]
+    for ax, case in zip(panels, cases, strict=True):
         for k, arm in enumerate(ARMS):
-            x, y = (over_seeds(of(name, arm, what)) for what in ("load error", "accuracy"))
+            x, y = (over_seeds(of(case, arm, what)) for what in ("load error", "accuracy"))
             ax.errorbar(x.mean, y.mean, xerr=[[x.mean - x.low], [x.high - x.mean]], yerr=[[y.mean - y.low], [y.high - y.mean]],
                         fmt="o", color=COLOURS[k % len(COLOURS)], capsize=2, label=arm)  # fmt: skip
-        ax.set(title=name, xlabel="load error, per cent of the mean load")
+        ax.set(title=f"{case[0]}, {case[1]} epochs", xlabel="load error, per cent of the mean load")
         ax.grid(color="#E5E5E5", linewidth=0.6)
     panels[0].set_ylabel("accuracy, per cent")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)

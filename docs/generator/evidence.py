@@ -101,6 +101,11 @@ def remark(one: Judged) -> str:
     return f"seen in four runs of five: {one.seen}" if one.seen else ""
 
 
+def reservations(one: Judged) -> list[str]:
+    """What a reader must know of a claim beside its verdict."""
+    return [*([f"not judged with the others: {one.apart}"] if one.apart else []), *one.notes]
+
+
 def telling(claim: dict[str, Any], tests: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The test on which the verdict of a claim rests.
 
@@ -124,15 +129,19 @@ def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged
     """The question, the answer, and a row for each claim: its effect with the interval, the bound, the verdict beside all others."""
     prose = answer(known["name"])
     rows = []
+    first = known.get("pictures", ())[:1]
+    picture = [f"![{one['caption'] or known['title']}]({one['file']})" for one in first]
     for claim, one in experiment:
         test = telling(claim, known.get("tests", []))
         cells = (
             ("", "", "") if test is None else ("".join(figures(test["found"])), bound(test), text.plain(test["what"]))
         )
-        alone = f" {remark(one)}" if one.together != one.verdict else ""
-        rows.append((text.plain(claim["claim"]), f"{badge(one.together)}{alone}", *cells))
+        more = "; ".join(
+            words for words in (remark(one) if one.together != one.verdict else "", *reservations(one)) if words
+        )
+        rows.append((text.plain(claim["claim"]), f"{badge(one.together)} {text.plain(more)}".rstrip(), *cells))
     table = _blocks("claims", text.table(("claim", "verdict", "effect", "bound", "measured"), rows))
-    return text.page([f"**{prose.keys['question']}**", prose.introduction, table, READ])
+    return text.page([f"**{prose.keys['question']}**", prose.introduction, *picture, table, READ])
 
 
 def figures(found: dict[str, Any]) -> tuple[str, str]:
@@ -164,6 +173,7 @@ def write(folder: Path) -> None:
     for known in found():
         page = (RESULTS / f"{known['name']}.md").read_text(encoding="utf-8")
         title, _, rest = _local(page, kept).replace("$", "\\$").partition("\n\n")
+        rest = rest.partition("## Data\n\n")[2]
         rest = rest.replace("## Claims\n", "## Each claim, alone and together\n", 1)
         text.save(
             folder / f"{known['name']}.md", f"{title}\n\n{opening(known, together[known['name']])}\n## Data\n\n{rest}"

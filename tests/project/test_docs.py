@@ -498,7 +498,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
             json.dumps({"name": name, "quick": quick, "claims": [claim]}), encoding="utf-8"
         )
         (tmp_path / f"{name}.md").write_text(
-            "# Title\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n## Claims\n\n![words](one.png)\n",
+            "# Title\n\nWe cannot say.\n\n## Data\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n## Claims\n\n![words](one.png)\n",
             encoding="utf-8",
         )
     (tmp_path / "one.png").write_bytes(b"")
