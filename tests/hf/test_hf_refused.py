@@ -86,7 +86,11 @@ DECODING = {
             ("no distribution", ((), {"mapping": A.Elementwise()}), ValueError, "gives each class a number of its own"),
             ("two maps", ((Sparsemax(), Entmax(1.5)), {}), TypeError, "got two maps"),
             ("a number", ((0.9,), {}), TypeError, r"transform must be a function scores -> scores such as anymax\.topp"),
-            ("a name", ((A.topk(3), "sparsemax"), {}), TypeError, "mapping must be a map"),
+            ("a verb", ((A.sparsemax,), {}), TypeError, "got the function sparsemax; give its map, by name: 'sparsemax'"),
+            ("a maker", ((A.topp,), {}), TypeError, r"the function topp, which makes a transform; call it: topp\(\.\.\.\)"),
+            ("a name that comes first", (("sparsemax",), {}), TypeError, "the name of a map is mapping='sparsemax'"),
+            ("no name of a map", ((A.topk(3), "sparsmax"), {}), ValueError, "did you mean 'sparsemax'"),
+            ("no map", ((A.topk(3), 2), {}), TypeError, "expected a mapping such as"),
         )
     },
     "beams": (lambda: generate(draw=hf.sample(), num_beams=3), ValueError, "draws one token at a time, not num_beams=3"),

@@ -81,6 +81,7 @@ from .ranges import (
     unchecked,
 )
 from .rows import (
+    EVERY,
     all_finite,
     axis_or_all,
     check_axis,

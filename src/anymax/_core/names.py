@@ -42,11 +42,11 @@ def as_mapping(mapping: Any, who: str = "", place: str = "") -> Mapping:
         return mapping
     if isinstance(mapping, str):
         return named(mapping)
-    begin, got = f"{who}: " if who else "", _description(mapping, place or place_of_map(who))
+    begin, got = f"{who}: " if who else "", not_map(mapping, place or place_of_map(who))
     raise TypeError(f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {got}")
 
 
-def _description(thing: Any, place: str) -> str:
+def not_map(thing: Any, place: str = "") -> str:
     """What stands where the map should be, and what to write, for an error."""
     if isinstance(thing, type) and issubclass(thing, Mapping):
         needed = required(thing)
