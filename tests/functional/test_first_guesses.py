@@ -524,5 +524,7 @@ def test_axis_none_is_the_whole_array(kind):
         lambda **axis: am.segment_apply("softmax", given, lengths=[3], **axis),
     ):
         for name in ("axis", "dim"):
-            with pytest.raises(TypeError, match="axis: expected an integer, got None; several axes, or None for all, have no"):
+            with pytest.raises(
+                TypeError, match="axis: expected an integer, got None; several axes, or None for all, have no"
+            ):
                 one_axis(**{name: None})

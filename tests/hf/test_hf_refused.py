@@ -34,7 +34,7 @@ def longt5(**options):
 
 
 ATTENTION = {
-    "a map in register": (lambda: hf.register("sparsemax"), TypeError, "it registers all maps for attention; .*='anymax_sparsemax'"),
+    "a map in register": (lambda: hf.register("sparsemax"), TypeError, "takes no arguments, .*all maps for .*='anymax_sparsemax'"),
     "a name that is near": (lambda: hf.LogitProcessor, AttributeError, r"did you mean anymax\.hf\.LogitsProcessor\?"),
     **{
         f"the name {name}": (lambda name=name: ask(name), ValueError, f"'{name}' is not the name of a map for attention; the names are")
@@ -178,6 +178,7 @@ LOSS = {
     "a temperature of 0": (lambda: hf.loss(causal(), TOKENS, temperature=0.0), ValueError, "loss: temperature must be above 0"),
     "smoothing": (lambda: hf.loss(causal(), TOKENS, smoothing=0.1), TypeError, "no option 'smoothing'"),
     "in a trainer": (lambda: hf.compute_loss(smoothing=0.1), TypeError, "compute_loss has no option 'smoothing'"),
+    "a model for a trainer": (lambda: hf.compute_loss(None, {}), TypeError, "makes the method of a Trainer: compute_loss = anymax"),
     "a bias": (lambda: hf.loss(causal(), TOKENS, linear_bias=TOKENS), TypeError, "no option 'linear_bias'"),
     "an encoder": (lambda: hf.loss(t5()[0](t5()[1]), TOKENS), TypeError, "loss: expected a causal .* to anymax.linear_loss"),
     "other logits, a loss": (lambda: hf.loss(with_more_logits(), TOKENS), ValueError, r"loss: .* use anymax\.fenchel_young with its"),

@@ -47,7 +47,7 @@ class Activation(OfMapping):
 
     own = ("dim",)
 
-    @check_keywords()
+    @check_keywords({"alpha": 'write Activation("entmax:alpha=1.5")'})
     def __init__(
         self,
         mapping: Mapping | str,
@@ -104,7 +104,7 @@ class Loss(OfMapping):
     weight: Tensor | None
     own = ("weight", "options")
 
-    @check_keywords()
+    @check_keywords({"alpha": 'write Loss("entmax:alpha=1.5")'})
     def __init__(
         self,
         mapping: Mapping | str,
