@@ -102,7 +102,7 @@ def jacobian_norm(
     array([0.5  , 0.035])
     """
     refuse_sharded("jacobian_norm", x)
-    j = jacobian(mapping, x, pick_axis(axis, dim), mask=mask)
+    j = jacobian(mapping, x, axis, dim=dim, mask=mask)
     xp = namespace(j)
     return 0.5 * xp.sum(xp.abs(j), axis=(-2, -1))
 

@@ -81,7 +81,6 @@ from .ranges import (
     unchecked,
 )
 from .rows import (
-    EVERY,
     all_finite,
     axis_or_all,
     check_axis,

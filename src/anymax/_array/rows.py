@@ -43,16 +43,11 @@ def fit_axes(value: Array, shape: tuple[int, ...], name: str, hint: str = "", to
     return value if value.ndim == len(shape) else namespace(value).reshape(value, given)
 
 
-EVERY: Any = "every axis"  # a caller's `dim=None`, since functions have None for a `dim` that is not given
-
-
 def pick_axis(axis: _T, dim: _T | None, default: Any = -1) -> _T:
     """The axis, which may be given as `axis`, whose default is `default`, or as `dim`. None stays: it is every axis, as in SciPy."""
     if dim is None:
         return axis
     given = axis is not None if default is None else type(axis) is not int or axis != default
-    if dim is EVERY:
-        return axis if given else None  # type: ignore[return-value]
     if given and axis != dim:
         raise TypeError(f"axis={axis} and dim={dim} are two names of one argument; give only one")
     return dim

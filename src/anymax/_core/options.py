@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._array import EVERY, is_array
+from .._array import is_array
 from .spelling import nearest
 from .tables import Function, show_options
 
@@ -252,15 +252,12 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
         least = len(required)
         takes = names[bound:]
         optional = tuple(name for name in takes if name not in required)
-        two_names = "axis" in takes and "dim" in takes
         _note_place(who, takes, most - bound, required[bound:])
 
         def renamed(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
             for name, value in options.items():
                 ours = aliases.get(name, name)
-                if value is None and name == "dim" and two_names:
-                    value = EVERY
                 if not open_ended and ours not in takes:
                     raise _unknown_option(who, takes, name, words, optional)
                 if ours in out or (name in aliases and (ours in options or ours in takes[: len(args) - bound])):

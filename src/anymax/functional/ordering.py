@@ -80,7 +80,7 @@ def soft_rank(
     scores, xp = floats(x)
     if descending:
         scores = xp.where(xp.abs(scores) == math.inf, scores, -scores)  # +inf stays what makes a row NaN
-    return apply(mapping, scores, pick_axis(axis, dim), mask=mask)
+    return apply(mapping, scores, axis, dim=dim, mask=mask)
 
 
 @check_keywords(_DIRECTION, values="x")
@@ -121,7 +121,7 @@ def soft_sort(
     array([1.667, 2.667, 3.667])
     """
     refuse_sharded("soft_sort", x)
-    return apply(SoftSorted(regularization_strength, regularization, descending), x, pick_axis(axis, dim), mask=mask)
+    return apply(SoftSorted(regularization_strength, regularization, descending), x, axis, dim=dim, mask=mask)
 
 
 @check_keywords(_DIRECTION, values="x")

@@ -102,7 +102,7 @@ def gumbel_max(
     """
     refuse_sharded("gumbel_max", x)
     return perturb_argmax(
-        x, "gumbel", generator=generator, axis=pick_axis(axis, dim), num_samples=num_samples, invalid=invalid
+        x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples, invalid=invalid
     )
 
 
