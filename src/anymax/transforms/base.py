@@ -71,7 +71,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SOFTMAX = Softmax()
-_OURS = __name__.partition(".")[0] + "."
+_MAKERS = __name__.rpartition(".")[0]  # this package, and the module of the verbs of maps
+_VERBS = f"{_MAKERS.partition('.')[0]}.functional.verbs"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -276,15 +277,15 @@ def _together(transforms: tuple[Any, ...]) -> list[list[Any]]:
 
 
 def is_function(t: Any) -> bool:
-    """True for what a caller may give as a transform: a function of scores, which a class, a map or a public function of ours is not."""
-    if type(t) is FunctionType and t.__module__.startswith(_OURS):
-        return "." in t.__qualname__  # inside another function
+    """True for what a caller may give as a transform: a function of scores, which a class, a map, its verb or a maker is not."""
+    if type(t) is FunctionType and (t.__module__ or "").startswith((_MAKERS, _VERBS)):
+        return t.__name__ == "log_softmax" or "." in t.__qualname__  # inside another function
     return callable(t) and not isinstance(t, (type, Mapping))
 
 
 def not_transform(t: Any) -> str:
     """What stands where a transform should be, and what to write, for an error."""
-    if isinstance(t, FunctionType) and t.__module__.startswith(f"{_OURS}transforms"):
+    if isinstance(t, FunctionType) and (t.__module__ or "").startswith(_MAKERS):
         return f"the function {t.__name__}, which makes a transform; call it: {t.__name__}(...)"
     return not_map(t) if isinstance(t, FunctionType) else repr(t)
 
