@@ -61,7 +61,6 @@ _OPTIONS_ELSEWHERE = (  # an option, its names in other libraries, and what to w
     ("iterations", "n_iters n_iter num_iters max_iter numItermax", ""),
     # others
     ("temperature", "reg epsilon", ""),
-    ("z_loss", "lse_square_scale", ""),
 )
 
 _INSTEAD = {  # options of other libraries that we have not, and what to do
