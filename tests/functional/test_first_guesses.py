@@ -513,5 +513,16 @@ def test_axis_none_is_the_whole_array(kind):
         np.testing.assert_allclose(back(verb(given, axis=None)).sum(), 1.0, rtol=1e-5)
     assert back(am.threshold("sparsemax", given, axis=None).support) == (am.sparsemax(x.ravel()) > 0).sum()
     assert back(am.sample("softmax", given, axis=None, generator=0, num_samples=5)).shape == (5,)
-    with pytest.raises(TypeError, match="axis: expected an integer, got None; several axes, or None for all, have no"):
-        am.topk(2, axis=None)(given)
+    for verb in (am.softmax, am.log_softmax, am.taylor_softmax, Sparsemax(), am.logsumexp, am.soft_rank):
+        np.testing.assert_array_equal(back(verb(given, dim=None)), back(verb(given)))  # not given
+        np.testing.assert_array_equal(back(verb(given, axis=None, dim=None)), back(verb(given, axis=None)))
+    if kind == "torch":
+        np.testing.assert_array_equal(am.nn.Activation("softmax", dim=None)(given), am.softmax(given))
+    for one_axis in (
+        lambda **axis: am.topk(2, **axis)(given),
+        lambda **axis: am.segment_apply("softmax", given, lengths=[3], **axis),
+    ):
+        with pytest.raises(
+            TypeError, match="axis: expected an integer, got None; several axes, or None for all, have no"
+        ):
+            one_axis(axis=None)

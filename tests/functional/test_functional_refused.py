@@ -22,7 +22,11 @@ NO_MAP = {  # what is no name of a map -> what is said of it
     "nucleus": "there is no map 'nucleus' (write 'sparse_softmax:p=0.9')",
     "argmax": "(write anymax.softmax(anymax.temperature(0)(x)))",
     "entmax:alhpa=2": "entmax has no parameter 'alhpa'; it takes alpha",
-    "entmax:2": "write NAME:parameter=value, as in entmax:alpha=1.2",
+    "entmax:2": "'entmax:2': write entmax:alpha=2",
+    "entmax:2,3": "write NAME:parameter=value, as in entmax:alpha=1.2",
+    "sink:sparsemax": "write sink:mapping=sparsemax",
+    "sink:0.5": "write sink:score=0.5",
+    "sparsemax:2": "write NAME:parameter=value",
     "entmax15:alpha=2": "entmax15 is entmax:alpha=1.5 and takes no parameters",
     "sparse_softmax": "sparse_softmax needs a parameter, as in sparse_softmax:k=2",
     "ratio": "ratio needs a function; choose one of square, sigmoid, relu, stablemax, or give anymax.Ratio(u, du)",
@@ -52,6 +56,12 @@ WRONG = (
         # of maps, and of verbs for all of them
         (lambda: am.attention(X, X, X, top_k=3), "attention has no option 'top_k' (say transform=anymax.topk(50))"),
         (lambda: am.sampling.gumbel_softmax(X, T=2), "gumbel_softmax has no option 'T' (say temperature=)"),
+        (lambda: am.softmax(input=X), "softmax has no option 'input' (the scores come first, without a name)"),
+        (lambda: am.entmax(logits=X), "entmax has no option 'logits' (the scores come first, without a name)"),
+        (lambda: am.softmax(), "scores: expected an array or a list of numbers, got None"),
+        (lambda: am.softmax(X + 1j), "got complex128; take their real part first"),
+        (lambda: am.softmax(np.array(["a"])), "got U1; give numbers, not words"),
+        (lambda: am.entmax(X, alpha=[1.2, 1.5]), "for one in each row give an array such as np.array([[1.2], [1.5]])"),
         (lambda: am.softmax(X, labels=Y), "softmax has no option 'labels'; its options are axis"),
         (lambda: am.softmax(X, T=2), "softmax has no option 'T' (divide the scores by it)"),
         (lambda: am.softmax(X, attn_mask=KEEP), "softmax has no option 'attn_mask' (say mask=, True = keep)"),
@@ -82,6 +92,10 @@ WRONG = (
         # of losses
         (lambda: am.cross_entropy(X, Y, size_average=True), "no option 'size_average' (say reduction='mean' or reduction='sum')"),
         (lambda: am.cross_entropy(X, Y, reduce=False), "(say reduction='none' for one loss a sample)"),
+        (lambda: am.sparsemax_loss(y_true=Y, y_pred=X), "sparsemax_loss has no option 'y_true' (say target=)"),
+        (lambda: am.sparsemax_loss(y_pred=X, target=Y), "no option 'y_pred' (the scores come first, without a name)"),
+        (lambda: am.cross_entropy(X, Y, from_logits=True), "no option 'from_logits' (leave it out, since the scores are logits)"),
+        (lambda: am.linear_loss(X, X, Y, lse_square_scale=1e-4), "no option 'lse_square_scale' (say z_loss=)"),
         (lambda: am.cross_entropy(X, Y, smoothing=0.1), "(say label_smoothing=)"),
         (lambda: am.cross_entropy(X, Y, weights=[1, 1, 1]), "(say weight=, one factor for each class)"),
         (lambda: am.cross_entropy(X, Y, labels=Y), "labels= is another name of target, which is given too"),
@@ -104,6 +118,14 @@ WRONG = (
         (lambda: am.sample("softmax", X, temperature=0.7), "write transform=anymax.temperature(0.7)"),
         (lambda: am.sample("softmax", X, min_p=0.1), "write transform=anymax.minp(0.1)"),
         (lambda: am.sample("softmax", X, num_samples=2, replacement=False), "anymax.sampling.gumbel_topk draws"),
+        (lambda: am.sample(am.topp(0.9), X), "got topp(p=0.9), a transform, which goes before a map: say transform="),
+        (lambda: am.transforms.repetition_penalty(1.2), "got float64; they come first, as in repetition_penalty(tokens, 1.2)"),
+        (lambda: am.transforms.from_config(top_p=0.9), "no option 'top_p' (write from_config({\"top_p\": ...}))"),
+        (lambda: am.transforms.from_config(do_sample=True), "(write from_config({\"do_sample\": ...}))"),
+        (lambda: am.sample("softmax", X, transform=am.sparsemax), "got the function sparsemax; give its map, by name: 'sparsemax'"),
+        (lambda: am.sample("softmax", X, transform=am.topp), "got the function topp, which makes a transform; call it: topp(...)"),
+        (lambda: am.compose(am.topk), "got the function topk, which makes a transform; call it: topk(...)"),
+        (lambda: am.attention(X, X, X, transform=am.softmax), "got the function softmax; give its map, by name: 'softmax'"),
         (lambda: am.gumbel_softmax(X, generator=0, eps=1e-9), "(leave it out)"),
         (lambda: am.compose(Sparsemax()), "compose: expected functions scores -> scores…a map comes after the transforms"),
         (lambda: am.compose([am.temperature(0.7), am.topk(2)]), "give them one by one, as in compose(*transforms)"),
@@ -111,6 +133,10 @@ WRONG = (
         (lambda: am.mask(X, KEEP), "got 2; it makes a function of scores, as in mask(...)(x)"),
         (lambda: am.topk(X, 2), "got float64[2, 3]; topk makes a function of scores, as in topk(...)(x)"),
         # of the classes of maps
+        (lambda: Sparsemax(X), "Sparsemax takes no arguments, got 1; to apply it to scores x, write Sparsemax()(x)"),
+        (lambda: Entmax(1.5, X), "Entmax takes 1 without a name (alpha), got 2; to apply it to scores x, write Entmax(alpha=...)(x)"),
+        (lambda: am.Sinkhorn(reg=0.1), "Sinkhorn has no option 'reg' (say temperature=)"),
+        (lambda: am.Sinkhorn(n_iter=3), "Sinkhorn has no option 'n_iter' (say iterations=)"),
         (lambda: Sparsemax(dim=-1), "no option 'dim' (it goes to the call, as in anymax.apply(mapping, x, dim=1)); it takes none"),
         (lambda: Softmax(temperature=2), "(divide the scores by it, as in mapping(anymax.temperature(2.0)(x)))"),
         (lambda: Entmax(learn=True), "anymax.nn.Activation and anymax.nn.Loss take it, as in learn='alpha'"),
@@ -129,6 +155,8 @@ WRONG = (
     | said(
         ValueError,
         (lambda: am.topp(X, 0.9), "topp makes a function of scores, as in topp(...)(x)"),
+        (lambda: am.normalize(X), "got ndarray of shape (2, 3); it makes a function of scores, as in normalize('l2')(x)"),
+        (lambda: am.cross_entropy(X, Y[:, None]), "of shape (2, 3); drop the last axis"),
         (
             lambda: am.cross_entropy(np.zeros((2, 4, 5)), np.zeros((2, 4), int)),
             "expected class indices of shape (2, 5)…; if the classes are last, say axis=-1",
@@ -167,6 +195,9 @@ def test_learn_true_says_which_parameter_could_be_learned(name):
         am.nn.Activation(name, learn=True)
 
 
-def test_scores_have_no_name():
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        am.softmax(input=X)
+def test_a_map_of_ones_own_takes_any_number_of_values():
+    class Scaled(Sparsemax):
+        def __init__(self, *values):
+            object.__setattr__(self, "values", values)
+
+    assert Scaled(2, 3).values == (2, 3)

@@ -235,3 +235,8 @@ def test_the_classes_of_transformers_stay_as_they_are():
 
 def test_repr():
     assert repr(hf.LogitsProcessor(A.topk(3))) == "LogitsProcessor(transform=topk(k=3), mapping=Softmax())"
+    assert (
+        hf.LogitsProcessor(A.topk(3), "entmax15").mapping
+        == hf.LogitsProcessor(mapping="entmax15").mapping
+        == Entmax(1.5)
+    )

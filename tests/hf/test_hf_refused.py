@@ -34,7 +34,7 @@ def longt5(**options):
 
 
 ATTENTION = {
-    "a map in register": (lambda: hf.register("sparsemax"), TypeError, "it registers all maps for attention; .*='anymax_sparsemax'"),
+    "a map in register": (lambda: hf.register("sparsemax"), TypeError, "takes no arguments, .*all maps for .*='anymax_sparsemax'"),
     "a name that is near": (lambda: hf.LogitProcessor, AttributeError, r"did you mean anymax\.hf\.LogitsProcessor\?"),
     **{
         f"the name {name}": (lambda name=name: ask(name), ValueError, f"'{name}' is not the name of a map for attention; the names are")
@@ -86,7 +86,11 @@ DECODING = {
             ("no distribution", ((), {"mapping": A.Elementwise()}), ValueError, "gives each class a number of its own"),
             ("two maps", ((Sparsemax(), Entmax(1.5)), {}), TypeError, "got two maps"),
             ("a number", ((0.9,), {}), TypeError, r"transform must be a function scores -> scores such as anymax\.topp"),
-            ("a name", ((A.topk(3), "sparsemax"), {}), TypeError, "mapping must be a map"),
+            ("a verb", ((A.sparsemax,), {}), TypeError, "got the function sparsemax; give its map, by name: 'sparsemax'"),
+            ("a maker", ((A.topp,), {}), TypeError, r"the function topp, which makes a transform; call it: topp\(\.\.\.\)"),
+            ("a name that comes first", (("sparsemax",), {}), TypeError, "the name of a map is mapping='sparsemax'"),
+            ("no name of a map", ((A.topk(3), "sparsmax"), {}), ValueError, "did you mean 'sparsemax'"),
+            ("no map", ((A.topk(3), 2), {}), TypeError, "expected a mapping such as"),
         )
     },
     "beams": (lambda: generate(draw=hf.sample(), num_beams=3), ValueError, "draws one token at a time, not num_beams=3"),
@@ -174,6 +178,7 @@ LOSS = {
     "a temperature of 0": (lambda: hf.loss(causal(), TOKENS, temperature=0.0), ValueError, "loss: temperature must be above 0"),
     "smoothing": (lambda: hf.loss(causal(), TOKENS, smoothing=0.1), TypeError, "no option 'smoothing'"),
     "in a trainer": (lambda: hf.compute_loss(smoothing=0.1), TypeError, "compute_loss has no option 'smoothing'"),
+    "a model for a trainer": (lambda: hf.compute_loss(None, {}), TypeError, "makes the method of a Trainer: compute_loss = anymax"),
     "a bias": (lambda: hf.loss(causal(), TOKENS, linear_bias=TOKENS), TypeError, "no option 'linear_bias'"),
     "an encoder": (lambda: hf.loss(t5()[0](t5()[1]), TOKENS), TypeError, "loss: expected a causal .* to anymax.linear_loss"),
     "other logits, a loss": (lambda: hf.loss(with_more_logits(), TOKENS), ValueError, r"loss: .* use anymax\.fenchel_young with its"),

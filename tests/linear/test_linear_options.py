@@ -113,6 +113,7 @@ def test_memory_is_a_tenth_of_the_scores(mapping):
 X, W = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
 REFUSED = {
     "weight after target": (lambda: A.linear_loss(X, [0, 0], [[1.0]]), ValueError, "the weight comes before the target"),
+    "a layer for a weight": (lambda: A.linear_loss(X, abs, [0, 0]), TypeError, r"; give its \.weight, and linear_bias= its \.bias"),
     "another width": (lambda: A.linear_loss(X, [[1.0]], [0, 0]), ValueError, r"expected features \[..., features\]"),
     "a bias of another width": (lambda: A.linear_loss(X, W, [0, 0], linear_bias=[1.0]), ValueError, "one number per class"),
     "no classes": (lambda: A.linear_loss(X, np.zeros((0, 2)), [0, 0]), ValueError, "at least one is needed"),

@@ -42,6 +42,9 @@ ADAPTIVE_SCALE = {
     "no head": (lambda: nn.AdaptiveScale(8, 2, only=()), ValueError, "only must name some"),
     "gamma below 0": (lambda: nn.AdaptiveScale(8, 2, gamma_range=-1.0), ValueError, "gamma_range must be finite and at least 0"),
     "delta in words": (lambda: nn.AdaptiveScale(8, 2, delta="1"), TypeError, "delta must be a number, got '1'"),
+    "alpha of an activation": (lambda: nn.Activation("entmax", alpha=1.5), TypeError, r'write Activation\("entmax:alpha=1.5"\)'),
+    "alpha of a loss": (lambda: nn.Loss(alpha=1.5), TypeError, r'write Loss\("entmax:alpha=1.5"\)'),
+    "dropout for a map": (lambda: nn.Attention(8, 2, 0.1), TypeError, "got 0.1; for dropout, say dropout=0.1"),
     "gamma=": (lambda: nn.AdaptiveScale(8, 2, gamma=2.0), TypeError, "say gamma_range="),
     "a narrow state": (
         lambda: nn.AdaptiveScale(8, 2)(torch.ones(3, 4)), ValueError, r"expected hidden states \[..., L, 8\], got the shape \(3, 4\)",

@@ -21,6 +21,13 @@ from anymax.transforms import compose, minp, temperature, topk, topp
 from anymax.transforms.truncation import Truncation
 
 
+def test_functions_of_scores_are_transforms():
+    own = eval("lambda x: x / 2", {})  # of no module
+    x = np.array([1.0, 2.0, 4.0])
+    for function in (own, A.log_softmax, A.soft_rank):
+        np.testing.assert_array_equal(compose(function, function)(x), function(function(x)))
+
+
 def test_compose_goes_left_to_right_and_flattens():
     x = np.array([1.0, 2.0, 3.0])
     assert np.array_equal(compose(lambda v: v + 1, temperature(2))(x), [1, 1.5, 2])

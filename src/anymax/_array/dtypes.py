@@ -53,9 +53,9 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
         return x
     if is_integer(x):
         return xp.astype(x, default_float(xp))
-    raise TypeError(
-        f"{name}: expected real floating-point (or integer) numbers, got {kind}; convert them to float32 first"
-    )
+    how = "take their real part" if kind.startswith("complex") else "convert them to float32"
+    how = "give numbers, not words" if kind.startswith(("U", "S", "StringDType")) else f"{how} first"
+    raise TypeError(f"{name}: expected real floating-point (or integer) numbers, got {kind}; {how}")
 
 
 def autocast_dtype(x: Any) -> Any:

@@ -148,7 +148,8 @@ def check_number(owner: str, name: str, value: Any, allowed: Range, hint: str) -
         return value
     value = number(value)
     if not is_number(value):
-        raise TypeError(f"{owner}({name}=...): expected a number or an array, got {shown(value)}")
+        rows = "; for one in each row give an array such as np.array([[1.2], [1.5]])" if type(value) is list else ""
+        raise TypeError(f"{owner}({name}=...): expected a number or an array, got {shown(value)}{rows}")
     if not allowed.has(value):
         raise ValueError(f"{owner}({name}={value!r}): {name} must be {allowed.words} ({hint})")
     return value

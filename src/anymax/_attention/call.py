@@ -32,7 +32,7 @@ from .._core.names import as_mapping
 from .._core.tables import Default
 from .._core.typing import AnyArray
 from ..mappings import Sink, Softmax
-from ..transforms.base import is_function
+from ..transforms.base import is_function, not_transform
 from . import operands
 from .scores import Scores, alibi_slopes
 
@@ -210,7 +210,8 @@ def _scores(q: Array, shape: tuple[int, ...], mapping: Mapping, options: Options
     if transform is not None and not is_function(transform):
         hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
         raise TypeError(
-            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}{hint}"
+            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got "
+            f"{not_transform(transform)}{hint}"
         )
     for name, value in mapping.params().items():
         value = beside(value, q, name, xp)

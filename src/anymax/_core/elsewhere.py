@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from .names import ALIASES, classes, ratios
+from .names import ALIASES, classes, ratios, required
 from .providers import providers
 from .spelling import nearest
 
@@ -89,7 +89,8 @@ def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
         return f"write anymax.log_apply({verb!r}, x)"
     attends = name.removesuffix("_attention")
     if attends in {**classes(), **ratios(), **ALIASES}:
-        return f"write anymax.attention(q, k, v, {attends!r})"
+        spec = _spec(attends)
+        return f"write anymax.apply({spec!r}, x)" if attends == name else f"write anymax.attention(q, k, v, {spec!r})"
     near = nearest(name, known, 0.75)
     if near:
         return f"did you mean {module}.{near}?"
@@ -99,6 +100,13 @@ def _hint(module: str, name: str, known: Iterable[str]) -> str | None:
         return f"did you mean {paths[near]}?"
     near = nearest(name, rows, 0.8)
     return _answer(rows[near]) if near else None
+
+
+def _spec(name: str) -> str:
+    """A map by its name, with values for the parameters that it needs."""
+    kind = classes().get(name)
+    needs = ",".join(f"{key}={kind.example[key]}" for key in required(kind)) if kind else ""
+    return f"{name}:{needs}" if needs else name
 
 
 def _answer(row: dict[str, Any]) -> str:

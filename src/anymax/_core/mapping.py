@@ -27,7 +27,7 @@ from .._array import (
     unchecked,
 )
 from .facts import Facts
-from .options import check_fields
+from .options import check_fields, check_positions
 from .parameters import one_a_row
 from .parts import Parts
 from .providers import providers
@@ -267,9 +267,13 @@ class Mapping(ABC):
 
     # -- the library asks; a map inherits these ------------------------------------------------------------------------
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # a dataclass has its parameters here
+
     def __new__(cls, *args: Any, **fields: Any) -> Self:
         if fields:
             check_fields(cls, fields)
+        if len(args) > len(cls.__match_args__):
+            check_positions(cls, args)
         return object.__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -42,11 +42,11 @@ def as_mapping(mapping: Any, who: str = "", place: str = "") -> Mapping:
         return mapping
     if isinstance(mapping, str):
         return named(mapping)
-    begin, got = f"{who}: " if who else "", _description(mapping, place or place_of_map(who))
+    begin, got = f"{who}: " if who else "", not_map(mapping, place or place_of_map(who))
     raise TypeError(f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {got}")
 
 
-def _description(thing: Any, place: str) -> str:
+def not_map(thing: Any, place: str = "") -> str:
     """What stands where the map should be, and what to write, for an error."""
     if isinstance(thing, type) and issubclass(thing, Mapping):
         needed = required(thing)
@@ -59,6 +59,10 @@ def _description(thing: Any, place: str) -> str:
         return f"{shown(thing)}; {place or 'the mapping comes first, the scores after it'}"
     if is_number(thing) and place:
         return f"{thing!r}; {place}"
+    if type(thing).__module__.startswith(__name__.replace("_core.names", "transforms")):
+        return (
+            f"{shown(thing)}, a transform, which goes before a map: say transform=, or put the scores through it first"
+        )
     name = getattr(thing, "__name__", None)
     if callable(thing) and isinstance(name, str) and not isinstance(thing, type):
         map_name = _spelled(ALIASES.get(name, name).partition(":")[0])
@@ -171,7 +175,9 @@ def parameters(spec: str, words: str, name: str, takes: Iterable[str], example: 
     for word in filter(None, words.split(",")):
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals:
-            raise ValueError(f"{spec!r}: write NAME:parameter=value, as in {example}")
+            first = None if "," in words else parameter_of(key, takes)
+            how = f"{spec.partition(':')[0]}:{first}={key}" if first else f"NAME:parameter=value, as in {example}"
+            raise ValueError(f"{spec!r}: write {how}")
         if key not in takes:
             known = " or ".join(takes) or "none"
             raise ValueError(f"{spec!r}: {name} has no parameter {key!r}; it takes {known}")
@@ -179,6 +185,12 @@ def parameters(spec: str, words: str, name: str, takes: Iterable[str], example: 
             raise ValueError(f"{spec!r}: {key} is given twice; give it once")
         values[key] = number(value)
     return values
+
+
+def parameter_of(word: str, takes: Iterable[str]) -> str | None:
+    """The parameter that a value without a name probably is: the first that may be a number or a word, whichever it is."""
+    others = ("tokens",) if isinstance(number(word), str) else ("tokens", "mapping")
+    return next((name for name in takes if name not in others), None)
 
 
 def number(word: str) -> int | float | bool | str:

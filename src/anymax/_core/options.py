@@ -13,7 +13,7 @@ from .tables import Function, show_options
 
 _OPTIONS_ELSEWHERE = (  # an option, its names in other libraries, and what to write after `option=`
     ("mapping", "map activation scoring", ""),
-    ("target", "labels y", ""),
+    ("target", "labels y y_true", ""),
     ("weight", "weights class_weight pos_weight", ", one factor for each class"),
     ("label_smoothing", "smoothing", ""),
     ("reduction", "size_average", "'mean' or reduction='sum'"),
@@ -58,7 +58,9 @@ _OPTIONS_ELSEWHERE = (  # an option, its names in other libraries, and what to w
     ("capacity", "expert_capacity", ""),
     ("counts", "tokens_per_expert", ""),
     ("tokens", "total_num_tokens", ""),
-    ("iterations", "n_iters", ""),
+    ("iterations", "n_iters n_iter num_iters max_iter numItermax", ""),
+    # others
+    ("temperature", "reg epsilon", ""),
 )
 
 _INSTEAD = {  # options of other libraries that we have not, and what to do
@@ -75,6 +77,8 @@ _INSTEAD = {  # options of other libraries that we have not, and what to do
     "return_support_size": "see anymax.threshold, which has it",
     "input": "the scores come first, without a name",
     "logits": "the scores come first, without a name",
+    "y_pred": "the scores come first, without a name",
+    "from_logits": "leave it out, since the scores are logits",
     "average_attn_weights": "need_weights=True gives the weights of each head; average them",
     "num_heads": "q, k and v have the shape [batch, heads, length, features]; anymax.nn.Attention splits heads",
 }
@@ -207,6 +211,18 @@ def check_fields(kind: type, names: Iterable[str]) -> None:
             raise _unknown_option(kind.__name__, tuple(takes), name, _FIELD_HINTS)
 
 
+def check_positions(kind: type, values: tuple[Any, ...]) -> None:
+    """An error if a map of the class `kind` is constructed with more values than it takes without a name."""
+    if not inspect.isfunction(kind.__init__):
+        return
+    (_, *takes), most, _ = _parameters(kind.__init__)
+    if len(values) > most - 1 and not kind.__init__.__code__.co_flags & inspect.CO_VARARGS:
+        takes = takes[: most - 1]
+        many = f"{len(takes)} without a name ({', '.join(takes)})" if takes else "no arguments"
+        example = f"{kind.__name__}({', '.join(f'{name}=...' for name in takes)})"
+        raise TypeError(f"{kind.__name__} takes {many}, got {len(values)}; to apply it to scores x, write {example}(x)")
+
+
 def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Callable[[Function], Function]:
     """Decorate a function so that an unknown keyword raises an error that names the right one; a function with `**options` raises its own.
     A missing argument, such as the map, raises one that says what to write.
@@ -252,6 +268,8 @@ def check_keywords(hints: dict[str, str] | None = None, /, **aliases: str) -> Ca
             first, rest = takes[: most - bound], takes[most - bound :]
             others = f"; name the others: {'=, '.join(rest)}=" if rest else ""
             advice = f"; {words['']}" if "" in words else others
+            if not takes:
+                return TypeError(f"{who} takes no arguments, got {count}{advice}")
             return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {count}{advice}")
 
         @functools.wraps(function)

@@ -52,8 +52,8 @@ class ApplyOptions(TypedDict, total=False):
         The scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
         becomes NaN.
     axis, dim
-        The axis of the classes, the last one by default; a tuple of axes is treated as one axis, and None, as in SciPy, stands
-        for all axes.
+        The axis of the classes, the last one by default; a tuple of axes is treated as one axis, and `axis=None`, as in SciPy,
+        stands for all axes.
     mask
         Booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
     out

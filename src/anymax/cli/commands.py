@@ -54,6 +54,15 @@ choice = click.option(
 )
 
 
+class Name(click.ParamType):
+    """A map's name, or a picture's."""
+
+    name = "name"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "such as sparsemax"
+
+
 class Number(click.ParamType):
     name = "number"
 
@@ -115,6 +124,9 @@ class Program(click.Group):
         except click.UsageError as error:
             if args[0].startswith("-"):
                 raise
+            if names.is_map(args[0]):
+                compare = " ".join(("anymax compare -m", *args))
+                raise click.UsageError(f"{args[0]} is a map, not a command; write {compare}", ctx) from None
             message = f"{error.format_message()} The commands are {', '.join(self.list_commands(ctx))}."
             raise click.UsageError(message, ctx) from None
 
@@ -263,7 +275,7 @@ FRAMEWORKS = {"numpy": None, "torch": "torch:from_numpy", "jax": "jax.numpy:asar
 
 
 @program.command(context_settings={"ignore_unknown_options": True})
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.argument("scores", nargs=-1, type=Score())
 @parameters
 @click.option(
@@ -331,7 +343,7 @@ PICTURES = ("curves", "bars", "simplex", "losses", "jacobian")
 
 
 @program.command(context_settings={"ignore_unknown_options": True})
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.argument("scores", nargs=-1, type=Score())
 @choice
 @parameters

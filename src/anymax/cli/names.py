@@ -13,7 +13,7 @@ from .._core.mapping import Mapping
 from .._core.names import UnknownMap as UnknownMap
 from .._core.names import fields, number, read
 
-__all__ = ["UnknownMap", "choose", "fields", "loss", "make", "number", "options", "parameters"]
+__all__ = ["UnknownMap", "choose", "fields", "is_map", "loss", "make", "number", "options", "parameters"]
 
 
 def options() -> dict[str, list[str]]:
@@ -23,6 +23,15 @@ def options() -> dict[str, list[str]]:
         for key in fields(name):
             out.setdefault(key, []).append(name)
     return {key: having for key, having in out.items() if key != "mapping"}
+
+
+def is_map(spec: str) -> bool:
+    """True for `NAME` or `NAME:parameter=value,...` of a map."""
+    try:
+        read(spec)
+    except ValueError:
+        return False
+    return True
 
 
 def loss(name: str) -> str:

@@ -424,6 +424,21 @@ def budget(
 
 document(globals(), ApplyOptions)
 
+# a call without x, as in `softmax(logits=...)`, is to reach the checks of options; signatures show no default
+for _verb in (
+    softmax,
+    log_softmax,
+    sparsemax,
+    entmax,
+    entmax15,
+    taylor_softmax,
+    sparse_softmax,
+    sigsoftmax,
+    perturb_max,
+    normmax,
+):
+    _verb.__defaults__ = (None, *(_verb.__defaults__ or ()))
+
 
 def _store(p: Array, out: Any) -> Array:
     """p in `out`, if there is one."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 
 from .._core.mapping import Mapping
+from .._core.names import as_mapping
 from .._core.options import check_keywords
 from .._random.generators import global_source, going_on
 from ..functional.draws import check_draw, log_p_of_draw
@@ -22,7 +23,7 @@ from ..likelihood.terms import read
 from ..mappings import Softmax
 from ..sampling import samplers
 from ..transforms.applying import unseeded
-from ..transforms.base import is_function
+from ..transforms.base import is_function, not_transform
 from .checks import within
 
 _GENERATE: Any = transformers.GenerationMixin.generate  # type: ignore[attr-defined]
@@ -33,7 +34,7 @@ _NO_DRAFTS = (
 )
 
 
-def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Mapping]:
+def _chosen(who: str, transform: Any, mapping: Mapping | str | None) -> tuple[Any, Mapping]:
     """The transform and the map; a map may be given as the transform."""
     if isinstance(transform, Mapping):
         if mapping is not None:
@@ -41,13 +42,15 @@ def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Map
                 f"{who}: got two maps, {transform!r} and {mapping!r}; give a transform and a map, or one of them"
             )
         transform, mapping = None, transform
-    mapping = Softmax() if mapping is None else mapping
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"{who}: mapping must be a map such as anymax.Entmax(1.5), got {mapping!r}")
+    mapping = Softmax() if mapping is None else as_mapping(mapping, who)
+    if isinstance(transform, str):
+        raise TypeError(
+            f"{who}: transform must be a function scores -> scores; the name of a map is mapping={transform!r}"
+        )
     if transform is not None and not is_function(transform):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), or a map such as anymax.Entmax(1.5); got "
-            f"{transform!r}"
+            f"{not_transform(transform)}"
         )
     check_draw(mapping, who)
     return transform, mapping
@@ -69,7 +72,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
         seed in it, as in `xtc(generator=1)`, is used once; the random numbers continue from token to token and from call to
         call.
     mapping
-        The map, softmax by default. A map that changes with a common offset of the scores (`Taylor`, `Ratio`) is an error
+        The map, or its name; softmax by default. A map that changes with a common offset of the scores (`Taylor`, `Ratio`) is an error
         in beam search, which passes log-probabilities instead of scores.
 
     Examples
@@ -80,7 +83,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
     """
 
     @check_keywords()
-    def __init__(self, transform: Any = None, mapping: Mapping | None = None) -> None:
+    def __init__(self, transform: Any = None, mapping: Mapping | str | None = None) -> None:
         self.transform, self.mapping = _chosen("LogitsProcessor", transform, mapping)
         self._applied: tuple[torch.device, Any] | None = None  # the transform with generators on that device
 
@@ -102,7 +105,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
 
 @check_keywords()
 def sample(
-    transform: Any = None, mapping: Mapping | None = None, *, generator: Any = None, streamer: Any = None
+    transform: Any = None, mapping: Mapping | str | None = None, *, generator: Any = None, streamer: Any = None
 ) -> Callable[..., Any]:
     """For `model.generate(custom_generate=...)`: draws each token by `anymax.sample`.
 
@@ -115,7 +118,7 @@ def sample(
         A transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map. A
         seed in it, as in `xtc(generator=1)`, acts like one in `generator`: each token has its own numbers.
     mapping
-        The map, softmax by default.
+        The map, or its name; softmax by default.
     generator
         A `torch.Generator` on the device of the scores, which advances from call to call, or an integer seed, which starts
         again with each call of `generate`; or a list of these, one for each sequence. By default torch's global generator,

@@ -12,7 +12,7 @@ import transformers
 from .. import linear
 from .._array import ABOVE_0, is_array, is_integer, shown
 from .._core.mapping import Mapping
-from .._core.options import check_options
+from .._core.options import check_keywords, check_options
 from .._core.typing import Reduction
 from ..mappings import Softmax
 from ..transforms.base import check_range
@@ -162,6 +162,7 @@ def _of_rows(
     return value.new_zeros(target.shape).masked_scatter(there, value)
 
 
+@check_keywords({"": "it makes the method of a Trainer: compute_loss = anymax.hf.compute_loss()"})
 def compute_loss(mapping: Mapping | str = _SOFTMAX, *, temperature: Any = None, **options: Any) -> Callable[..., Any]:
     """The method `compute_loss` of a `Trainer` of transformers that trains a causal model by `loss`.
 

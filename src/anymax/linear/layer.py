@@ -20,6 +20,7 @@ from .._array import (
     namespace,
     on_cpu,
     recorded,
+    shown,
     stop_gradient,
     upcast,
     widest,
@@ -242,6 +243,8 @@ def _operands(who: str, x: Any, weight: Any, bias: Any, of_shard: bool) -> tuple
     x = asarray(x, "x")
     xp = namespace(x)
     x = floating(x, xp, "x")
+    if callable(weight):
+        raise TypeError(f"{who}: linear_weight is {shown(weight)}; give its .weight, and linear_bias= its .bias")
     weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
     if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
         whose = "this process's part of " if of_shard else ""

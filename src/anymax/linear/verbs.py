@@ -35,6 +35,7 @@ from .layer import Layer
 _SOFTMAX = Softmax()
 _HINTS = HINTS | {
     "temperature": "divide x by it",
+    "lse_square_scale": "say z_loss=",
 }
 
 

@@ -65,6 +65,8 @@ def holds_indices(t: Array, scores: Any, axis: Any, what: str = "target", *, par
         hint = "; integers are class indices: convert one-hot rows to floating point, or give their argmax"
     elif shape == scores[:-1]:
         hint = "; if the classes are last, say axis=-1"
+    elif shape == (*lead, 1):
+        hint = "; drop the last axis"
     along = f"axes {tuple(axis)}" if len(axes) > 1 else f"axis {min(axes)}"
     raise ValueError(
         f"{what} of shape {shape}: for {whose}scores of shape {scores} with the classes along {along}, expected class indices"

@@ -70,6 +70,7 @@ class Attention(OfMapping):
     """
 
     prefix = "map_"
+    place = "for dropout, say dropout=0.1"
     in_proj_bias: Tensor | None
     bias_k: Tensor | None
     bias_v: Tensor | None

@@ -31,11 +31,12 @@ class OfMapping(nn.Module):
     """
 
     prefix = ""  # is put before the tensors' names
+    place: ClassVar[str] = ""  # what an error says if a number stands where the map should be
     own: ClassVar[tuple[str, ...]] = ()  # names that the module uses itself, where there is no prefix
 
     def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
-        mapping = as_mapping(mapping, type(self).__name__)
+        mapping = as_mapping(mapping, type(self).__name__, self.place)
         self._kind = type(mapping)
         self._fixed = mapping if learn is None and not mapping.params() else None
         self._constants = mapping.constants()

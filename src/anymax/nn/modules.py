@@ -27,7 +27,7 @@ class Activation(OfMapping):
         The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a
         parameter.
     dim
-        The axis of the classes, the last by default; or several axes, which are treated as one.
+        The axis of the classes, the last by default (also for None); or several axes, which are treated as one.
     learn
         The name of a number of the map, such as "alpha", to learn inside `bounds`. It starts at its value in the map; a
         tensor, for example of shape (heads, 1, 1), is one number for each head.
@@ -47,7 +47,7 @@ class Activation(OfMapping):
 
     own = ("dim",)
 
-    @check_keywords()
+    @check_keywords({"alpha": 'write Activation("entmax:alpha=1.5")'})
     def __init__(
         self,
         mapping: Mapping | str,
@@ -57,7 +57,7 @@ class Activation(OfMapping):
         bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
         super().__init__(mapping, learn, bounds)
-        self.dim = dim
+        self.dim = -1 if dim is None else dim
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the scores x; `mask` is boolean, broadcastable to x, True = keep, and a masked class gets 0."""
@@ -104,7 +104,7 @@ class Loss(OfMapping):
     weight: Tensor | None
     own = ("weight", "options")
 
-    @check_keywords()
+    @check_keywords({"alpha": 'write Loss("entmax:alpha=1.5")'})
     def __init__(
         self,
         mapping: Mapping | str,

@@ -43,15 +43,14 @@ class SegmentCall:
     @classmethod
     def of(
         cls, who: str, mapping: Mapping | str, x: Any, *, index: Any = None, ptr: Any = None, lengths: Any = None,
-        num_segments: Any = None, axis: Any = None, dim: Any = None,
+        num_segments: Any = None, axis: Any = 0, dim: Any = None,
     ) -> SegmentCall:  # fmt: skip
         tensors.refuse(who, x)
         refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
         mapping, x = as_mapping(mapping, who), asarray(x)
         xp = namespace(x)
         x = floating(x, xp)
-        axis = pick_axis(axis, dim, None)
-        axis = check_axis(0 if axis is None else axis, x.ndim)
+        axis = check_axis(pick_axis(axis, dim, 0), x.ndim)
         what = f"x of shape {tuple(x.shape)} along axis {axis}"
         segments = along(who, read(who, index, ptr, lengths, num_segments), x.shape[axis], what)
         call = cls(xp, mapping, x, axis, segments)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, is_int, is_ragged
+from .._array import Array, is_int, is_ragged, pick_axis
 
 
 def refuse(who: str, x: Any) -> None:
@@ -28,7 +28,7 @@ def apply(
         raise TypeError(
             f"{who}: a {'nested' if x.is_nested else 'sparse'} tensor knows its segments; leave out index, ptr and lengths"
         )
-    return rows(who, verb, None, mapping, x, axis if dim is None else dim)
+    return rows(who, verb, None, mapping, x, pick_axis(axis, dim, None))
 
 
 def rows(

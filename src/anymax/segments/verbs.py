@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
 from .. import _array
 from .._array import Array, as_dtype, is_array, is_ragged, namespace, stop_gradient, sum_dtype, upcast
 from .._core.mapping import Mapping, no_threshold, with_missing_mass
 from .._core.options import check_keywords
 from .._core.rows import Rows
-from .._core.tables import document
+from .._core.tables import Default, document
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import count_of, invert
 from .._random.generators import uniform
@@ -60,7 +60,7 @@ class SegmentOptions(TypedDict, total=False):
     ptr: Any
     lengths: Any
     num_segments: int | None
-    axis: int | None
+    axis: Annotated[int, Default(0)]
     dim: int | None
 
 

@@ -18,7 +18,7 @@ from .._core.elsewhere import answering
 from .._core.mapping import Mapping
 from .._core.options import takes_transforms
 from .adaptive import mink, pless, toph
-from .base import Composed, Transform, is_function
+from .base import Composed, Transform, is_function, not_transform
 from .configs import Configured, from_config
 from .dry import dry
 from .dynamic_temperature import dynamic_temperature
@@ -64,6 +64,8 @@ def compose(*transforms: Callable[[Any], Any]) -> Composed:
         if not is_function(t):
             hint = "; a map comes after the transforms, and gives probabilities" if isinstance(t, Mapping) else ""
             hint = "; give them one by one, as in compose(*transforms)" if isinstance(t, (list, tuple)) else hint
-            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}{hint}")
+            raise TypeError(
+                f"compose: expected functions scores -> scores such as temperature(2.0), got {not_transform(t)}{hint}"
+            )
         flat.extend(t.transforms if isinstance(t, Composed) else (t,))
     return Composed(tuple(flat))

@@ -11,7 +11,7 @@ from .._random.generators import going_on
 from ..kernels import decode, engine_of
 from ..kernels.engine import Engine
 from ..kernels.tasks import DECODE
-from .base import Composed, Transform, is_function, put_through
+from .base import Composed, Transform, is_function, not_transform, put_through
 
 
 def transforms_along(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
@@ -19,7 +19,7 @@ def transforms_along(transform: Any, axis: int, ndim: int, who: str) -> tuple[Ca
     if transform is not None and not is_function(transform):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
-            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"
+            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {not_transform(transform)}"
         )
     parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
     return tuple(_along(t, axis, ndim, who) for t in parts)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
@@ -55,6 +56,7 @@ from .._array import (
 )
 from .._array import compiling as _compiling
 from .._core.mapping import Mapping
+from .._core.names import not_map
 from .._core.options import check_keywords
 from .._core.rows import hide
 from .._core.shards import sharded, transform_over_devices
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SOFTMAX = Softmax()
+_MAKERS = __name__.rpartition(".")[0]  # this package, and the module of the verbs of maps
+_VERBS = f"{_MAKERS.partition('.')[0]}.functional.verbs"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -273,8 +277,17 @@ def _together(transforms: tuple[Any, ...]) -> list[list[Any]]:
 
 
 def is_function(t: Any) -> bool:
-    """True for what a caller may give as a transform: a function of scores, which a class or a map is not."""
+    """True for what a caller may give as a transform: a function of scores, which a class, a map, its verb or a maker is not."""
+    if type(t) is FunctionType and (t.__module__ or "").startswith((_MAKERS, _VERBS)):
+        return t.__name__ == "log_softmax" or "." in t.__qualname__  # inside another function
     return callable(t) and not isinstance(t, (type, Mapping))
+
+
+def not_transform(t: Any) -> str:
+    """What stands where a transform should be, and what to write, for an error."""
+    if isinstance(t, FunctionType) and (t.__module__ or "").startswith(_MAKERS):
+        return f"the function {t.__name__}, which makes a transform; call it: {t.__name__}(...)"
+    return not_map(t) if isinstance(t, FunctionType) else repr(t)
 
 
 def _truncates(t: Any) -> bool:

@@ -34,7 +34,13 @@ class Configured(Composed):
     left: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-@check_keywords({})
+@check_keywords(
+    {
+        name: f'write from_config({{"{name}": ...}})'
+        for system in SYSTEMS.values()
+        for name in (*system.known, *system.aliases)
+    }
+)
 def from_config(
     config: Any,
     *,

@@ -31,6 +31,7 @@ from .._array import (
     pick_axis,
     power,
     safe,
+    shown,
     stop_gradient,
     top,
     total,
@@ -314,8 +315,9 @@ def normalize(
     >>> normalize("standard")([1.0, 3.0, -math.inf])
     array([ -1.,   1., -inf])
     """
-    if kind not in ("l1", "l2", "max", "standard"):
-        raise ValueError(f"normalize: {kind!r} is not known; use 'l1', 'l2', 'max' or 'standard'")
+    if not isinstance(kind, str) or kind not in ("l1", "l2", "max", "standard"):
+        hint = "; it makes a function of scores, as in normalize('l2')(x)" if is_array(kind) else ""
+        raise ValueError(f"normalize: kind must be 'l1', 'l2', 'max' or 'standard', got {shown(kind)}{hint}")
     return _Normalize((("kind", kind),), pick_axis(axis, dim))
 
 

@@ -266,7 +266,8 @@ def read_tokens(who: str, tokens: Any) -> Array:
     """The classes that came before, as an array of signed integers with at least one axis; lists of several lengths end with -1."""
     tokens = asarray(_padded(tokens), "tokens")
     if not is_integer(tokens) and tokens.shape != (0,):
-        raise TypeError(f"{who}: tokens must be integers, the classes that came before, got {dtype_name(tokens)}")
+        more = "" if tokens.ndim else f"; they come first, as in {who}(tokens, {tokens})"
+        raise TypeError(f"{who}: tokens must be integers, the classes that came before, got {dtype_name(tokens)}{more}")
     if tokens.ndim == 0:
         raise ValueError(f"{who}: tokens must have an axis, the classes that came before, got a single number")
     return counts(tokens, namespace(tokens)) if is_integer(tokens) else tokens  # torch can't compare unsigned integers

@@ -210,6 +210,12 @@ def _map(entry: str, name: str) -> Mapping:
     try:
         return names.named(entry.strip())
     except names.UnknownMap as error:
+        word, equals, value = entry.strip().partition("=")
+        known = _transform(word) if equals else None
+        if known is not None:
+            raise ValueError(
+                f"anymax: {entry!r}: write {word}:{names.parameter_of(value, parameters_of(known))}={value}"
+            ) from None
         near = nearest(name, MAKERS)
         hint = f"; the transform {near!r} is near" if near else f"; the transforms are {', '.join(MAKERS)}"
         raise ValueError(f"anymax: no transform has this name, and {error}{hint}") from None
