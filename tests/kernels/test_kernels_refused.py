@@ -81,7 +81,7 @@ def on_gpu(op, mapping):
 SPARSEMAX, LONG = am.Sparsemax(), np.broadcast_to(np.float32(0), (1, tabled.LONGEST + 1))
 WITHOUT_SLOPE = am.Ratio(lambda x: 1.0 + x * x)
 REASONS = {  # name -> (what the engine says, words of it)
-    "native: loss": (lambda: ENGINE.refuse("loss", SPARSEMAX, X), "not loss"),
+    "native: loss": (lambda: ENGINE.refuse("loss", SPARSEMAX, X), "it has no loss (soft targets), only p,"),
     "native: a function": (lambda: ENGINE.refuse("forward", am.Ratio.square(), X), "no kernel for ratio"),
     "native: exponential noise": (lambda: ENGINE.refuse("forward", am.PerturbMax("exponential"), X), "no kernel"),
     "native: log p": (lambda: ENGINE.refuse("log_forward", SPARSEMAX, X), "log of p is used"),
@@ -92,8 +92,8 @@ REASONS = {  # name -> (what the engine says, words of it)
     "native: meta": (lambda: ENGINE.refuse("forward", SPARSEMAX, T.to("meta")), "on the CPU"),
     "tabled: doubles": (lambda: tabled.ENGINE.refuse("forward", Exps(), MANY.astype(float)), "not float64"),
     "tabled: few scores": (lambda: tabled.ENGINE.refuse("forward", Exps(), MANY[:2]), "at least 4096 scores"),
-    "tabled: loss": (lambda: tabled.ENGINE.refuse("loss", Exps(), MANY), "not loss"),
-    "tabled: log p": (lambda: tabled.ENGINE.refuse("log_forward", Exps(), MANY), "not log_forward"),
+    "tabled: loss": (lambda: tabled.ENGINE.refuse("loss", Exps(), MANY), "it has no loss (soft targets), only p,"),
+    "tabled: log p": (lambda: tabled.ENGINE.refuse("log_forward", Exps(), MANY), "it has no log p, only p,"),
     "tabled: no threshold": (lambda: tabled.ENGINE.refuse("threshold", am.Ratio.square(), MANY), "has no threshold"),
     "tabled: no classes": (lambda: tabled.ENGINE.refuse("forward", Exps(), MANY[:, :0]), "classes"),
     "tabled: a long row": (lambda: tabled.ENGINE.refuse("forward", Exps(), LONG), "classes"),
@@ -105,7 +105,7 @@ REASONS = {  # name -> (what the engine says, words of it)
     "triton: a CPU": (lambda: triton.ENGINE.refuse("forward", SPARSEMAX, T), "on a GPU (CUDA, ROCm), these are on cpu"),
     "triton: numpy": (lambda: triton.ENGINE.refuse("forward", SPARSEMAX, X), "of numpy"),
     "triton: no tensor": (lambda: on_gpu("forward", SPARSEMAX), "plain tensors"),
-    "triton: loss": (lambda: on_gpu("loss", SPARSEMAX), "not loss"),
+    "triton: loss": (lambda: on_gpu("loss", SPARSEMAX), "it has no loss (soft targets), only p,"),
     "triton: a function": (lambda: on_gpu("forward", am.Ratio.square()), "no kernel for ratio"),
     "triton: uniform noise": (lambda: on_gpu("forward", am.PerturbMax("uniform")), "no kernel for the noise 'uniform'"),
     "triton: a scale": (lambda: on_gpu("forward", am.PerturbMax("gumbel", scale=2.0)), "at scale 2"),
