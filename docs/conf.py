@@ -41,7 +41,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!anymax\.).*"),
     (r"py:.*", r"anymax\.(.*\.)?_.*"),
-    (r"py:class", r"anymax\.(sklearn\.(parameters|tuning)|nn\.base|vllm\.processor)\..*"),
+    (
+        r"py:class",
+        r"anymax\.(sklearn\.(parameters|tuning)|nn\.base|vllm\.processor)\..*",
+    ),
     (r"py:obj", r"anymax\.nn\.linear_loss\.Result"),  # a variable of types
 ]
 

@@ -6,8 +6,8 @@
 // In each unit its own, as all that units compile; in a door, which has no unit, that of this name.
 namespace ANYMAX_UNIT {
 
-// f(begin, end) for parts of [0, count), multiples of `grain`, by the threads of `run` (NULL: the caller alone). Gives a code
-// that f gave, 0 where all were.
+// f(begin, end) for parts of [0, count) by the threads of `run` (NULL: the caller alone). torch's threads do not divide at
+// multiples of `grain`: what needs whole pieces shares their number. Gives a code that f gave, 0 where all were.
 template <class F>
 int share(anymax_parallel run, int64_t count, int64_t grain, const F &f) {
     if (!run) return f(0, count);

@@ -88,16 +88,20 @@ template <int LOWEST, class Item>
 Item *by_digits(Item *a, Item *b, int64_t n, Counts *counts, anymax_parallel team) {
     constexpr int DIGITS = Item::DIGITS;
     const int64_t parts = sorted_parts(n, team), size = team ? PIECE : n;
+    // f(k, begin, end) for every part, whole: a team chooses itself where it divides
+    const auto each = [=](auto f) {
+        share(team, parts, 1, [=](int64_t k, int64_t last) {
+            for (; k < last; k++) f(k, k * size, k * size + size < n ? k * size + size : n);
+            return 0;
+        });
+    };
     // of digits d to `end`, in each part
     const auto count = [&](int d, int end) {
-        share(team, n, size, [=](int64_t from, int64_t to) {
-            for (int64_t i = from; i < to;) {
-                Counts *own = counts + i / size * DIGITS;
-                memset(own + d, 0, sizeof(Counts) * (size_t)(end - d));
-                for (const int64_t stop = i + size < to ? i + size : to; i < stop; i++)
-                    for (int e = d; e < end; e++) own[e][a[i].digit(e)]++;
-            }
-            return 0;
+        each([=](int64_t k, int64_t from, int64_t to) {
+            Counts *own = counts + k * DIGITS;
+            memset(own + d, 0, sizeof(Counts) * (size_t)(end - d));
+            for (int64_t i = from; i < to; i++)
+                for (int e = d; e < end; e++) own[e][a[i].digit(e)]++;
         });
     };
     count(LOWEST, DIGITS);
@@ -117,12 +121,9 @@ Item *by_digits(Item *a, Item *b, int64_t n, Counts *counts, anymax_parallel tea
         else
             for (int c = 0; c < 256; c++)
                 for (int64_t k = 0; k < parts; k++) begins(counts[k * DIGITS + d][c]);
-        share(team, n, size, [=](int64_t from, int64_t to) {
-            for (int64_t i = from; i < to;) {
-                uint32_t *own = counts[i / size * DIGITS + d];
-                for (const int64_t stop = i + size < to ? i + size : to; i < stop; i++) b[own[a[i].digit(d)]++] = a[i];
-            }
-            return 0;
+        each([=](int64_t k, int64_t from, int64_t to) {
+            uint32_t *own = counts[k * DIGITS + d];
+            for (int64_t i = from; i < to; i++) b[own[a[i].digit(d)]++] = a[i];
         });
         moved = true;
         Item *const other = a;

@@ -27,8 +27,9 @@ inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double goal, dou
     double at_high = beyond;               // the mass of what reaches high
     int64_t many = n, few = 0, above = 0;  // and the numbers of these
     const C *a = x, *w = e;
-    for (int turn = 0; many - few > SORTED_MOST && !neighbours(low, high); turn++) {
-        C middle = between(low, high, turn < 24 ? turn : 40);
+    const Order<C> order(flushes<C>());
+    for (int turn = 0; many - few > SORTED_MOST && !order.neighbours(low, high); turn++) {
+        C middle = order.between(low, high, turn < 24 ? turn : 40);
         if (turn < 24 && turn % 3 != 2) {
             const C line = high + (low - high) * (C)((goal - at_high) / (at_low - at_high));
             if (line > low && line < high) middle = line;
@@ -112,13 +113,15 @@ inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, do
     }
     const Shortlist<C> few = shortlist(x, e, n, top, mass, z, (C)(left_out * (1.0 - 1e-5)), scratch, team);
     if (scratch.failed) return Nucleus<C>{C(0), 0, false, 0.0};
+    const Order<C> order(flushes<C>());
     double inside = 0.0;
     C low = infinity<C>, high = -infinity<C>;
     for (int64_t i = 0; i < few.n; i++) {
         inside += (double)few.e[i];
         low = few.x[i] < low ? few.x[i] : low, high = larger(high, few.x[i]);
     }
-    return weigh_down(few.x, few.e, few.n, goal, few.beyond + inside, few.beyond, low, unrank<C>(rank(high) + 1), scratch);
+    return weigh_down(few.x, few.e, few.n, goal, few.beyond + inside, few.beyond, low, order.number(order.place(high) + 1),
+                      scratch);
 }
 
 // 0 in e for the scores that are equal to the last, but too many.

@@ -43,21 +43,35 @@ ANYMAX_INLINE C unrank(int64_t r) {
     return bits_as<C>((typename lanes_of<C>::integer)(r < 0 ? (sizeof(C) == 4 ? INT32_MIN : INT64_MIN) - r : r));
 }
 
+// A thread may take all numbers next to 0 for 0, as those of XLA do.
 template <class C>
-ANYMAX_INLINE bool neighbours(C low, C high) {
-    return (uint64_t)rank(high) - (uint64_t)rank(low) <= 1;
+inline bool flushes() {
+    volatile C least = std::numeric_limits<C>::denorm_min();
+    return !(least > C(0));
 }
-// A number between two that are no neighbours: their mean at first, then the one halfway in the order of all numbers, which
-// ends.
+
+// The order of the numbers that a thread tells apart.
 template <class C>
-ANYMAX_INLINE C between(C low, C high, int turn) {
-    if (turn < 40) {
-        C mean = low + (high - low) * C(0.5);
-        if (mean > low && mean < high) return mean;
+struct Order {
+    int64_t flushed;  // how many above 0 it takes for 0
+
+    explicit Order(bool flush) : flushed(flush ? rank(std::numeric_limits<C>::min()) - 1 : 0) {}
+    int64_t place(C v) const {
+        const int64_t r = rank(v);
+        return r > flushed ? r - flushed : r < -flushed ? r + flushed : 0;
     }
-    uint64_t a = (uint64_t)rank(low), b = (uint64_t)rank(high);
-    return unrank<C>((int64_t)(a + (b - a) / 2));
-}
+    C number(int64_t at) const { return unrank<C>(at > 0 ? at + flushed : at < 0 ? at - flushed : 0); }
+    bool neighbours(C low, C high) const { return (uint64_t)place(high) - (uint64_t)place(low) <= 1; }
+    // A number between two that are no neighbours: their mean at first, then the one halfway in this order, which ends.
+    C between(C low, C high, int turn) const {
+        if (turn < 40) {
+            C mean = low + (high - low) * C(0.5);
+            if (mean > low && mean < high) return mean;
+        }
+        const uint64_t a = (uint64_t)place(low), b = (uint64_t)place(high);
+        return number((int64_t)(a + (b - a) / 2));
+    }
+};
 
 // A value t with k <= #(v >= t) <= k + slack; the k-th largest itself where ties allow no other. #(v >= low) = at_low >= k must
 // hold, none is NaN. By counting: the next t is where a straight line through the counts meets k, now and then the middle.
@@ -66,8 +80,9 @@ inline C select(const C *v, int64_t n, int64_t k, int64_t slack, C low, int64_t 
     int64_t at_high = count_from(v, n, high);
     if (at_high >= k) return high;
     if (at_low <= k + slack) return low;
-    for (int turn = 0; turn < 200 && !neighbours(low, high); turn++) {
-        C middle = between(low, high, turn < 24 ? turn : 40);
+    const Order<C> order(flushes<C>());
+    for (int turn = 0; turn < 200 && !order.neighbours(low, high); turn++) {
+        C middle = order.between(low, high, turn < 24 ? turn : 40);
         if (turn < 24 && turn % 3 != 2) {
             C part = (C)((double)(at_low - k) - 0.5 * (double)slack) / (C)(at_low - at_high);
             C line = low + (high - low) * part;

@@ -154,6 +154,41 @@ def test_all_threads_share_a_long_row_and_nothing_depends_on_them(dtype):
                 np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_threads_of_torch_share_a_long_row(dtype):
+    """They divide it where they like."""
+    pytest.importorskip("torch")
+    from engine_state import in_a_child
+
+    if isinstance(native.load(), str):
+        pytest.skip("the engine is not compiled")
+    assert in_a_child(OF_TORCH.format(dtype=dtype), OMP_NUM_THREADS="2").split() == ["True"] * 6
+
+
+@engines
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_scores_that_tie_share_their_ranks(engine, dtype):
+    """Their mean is an ulp from them, which divided by the strength is no small number."""
+    x = np.round(np.random.default_rng(0).normal(size=64) * 2).astype(dtype) * (1e6 if dtype == "float32" else 1e16)
+    places = np.argsort(np.argsort(x, kind="stable"), kind="stable") + 1.0
+    want = np.array([places[x == value].mean() for value in x])
+    with on(engine):
+        laws.close(soft_rank(x, regularization="kl", regularization_strength=1e-3), want, 1e-4)
+
+
+OF_TORCH = """
+import torch, anymax
+for n in (262_145, 300_000, 500_000):
+    x = torch.randn(n, dtype=torch.{dtype}, generator=torch.Generator().manual_seed(n))
+    for verb in (anymax.soft_rank, anymax.soft_sort):
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(verb(x, regularization_strength=1e-3))
+        print(torch.equal(*results))
+"""
+
+
 @engines
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_far_scores_have_exponentials_of_zero(engine, dtype):

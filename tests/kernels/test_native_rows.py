@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -416,3 +417,29 @@ def test_where_a_long_nucleus_ends(p, rows, kind):
     assert set(kept) == set(order[: len(kept)])
     assert upto[len(kept) - 1] >= p * upto[-1] - error
     assert upto[len(kept) - 2] < p * upto[-1] + error
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_nucleus_of_a_thread_that_takes_small_numbers_for_0(dtype):
+    """As XLA's threads do: where the nucleus ends at scores of 0, no number lies between 0 and the smallest normal one."""
+    if torch is None:
+        pytest.skip("torch is not installed")
+    g = np.random.default_rng(0)
+    rows = [
+        np.full(100, -np.inf),
+        np.full(100, -np.inf),
+        np.full(300, -50.0),
+        g.integers(-2, 3, 70),
+        g.integers(-1, 2, 2000),
+    ]
+    rows[0][:3], rows[1][:3], rows[2][:9] = 0.0, [0.0, 1.0, 0.0], 0.0
+    for row, p in itertools.product(rows, (0.3, 0.5, 0.8, 0.9)):
+        x = torch.tensor(np.asarray(row, dtype))[None]
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor keeps them")
+        try:
+            flushed = am.sparse_softmax(x, p=p)
+        finally:
+            torch.set_flush_denormal(False)
+        assert torch.equal(flushed, am.sparse_softmax(x, p=p))
+        torch.testing.assert_close(flushed.sum(), torch.ones((), dtype=x.dtype))

@@ -48,6 +48,22 @@ def test_the_global_generator_and_a_seed_go_on_as_with_torch_alone(monkeypatch):
             assert torch.equal(a, b)
 
 
+def test_other_generators_are_left_to_torch(monkeypatch):
+    """Another thread may draw from them meanwhile, and torch's lock of a generator can't be held from outside."""
+    torch = pytest.importorskip("torch")
+    asked = []
+    monkeypatch.setattr(noise.native, "engine_for", lambda like: asked.append(like) or native.load())
+    x = torch.zeros(3, 5000)
+    assert noise._draws_as_torch()
+    for generator, drawn in ((None, 0), (torch.Generator(), 0), (7, 1), ([1, 2, 3], 3)):
+        asked.clear()
+        uniform((3, 5000), x, generator)
+        assert len(asked) == drawn
+    asked.clear()
+    draw("gumbel", (3, 5000), x, 7)
+    assert len(asked) > 1
+
+
 def test_a_torch_whose_generator_is_another_draws_itself(monkeypatch):
     torch = pytest.importorskip("torch")
     assert noise._draws_as_torch()
@@ -56,7 +72,7 @@ def test_a_torch_whose_generator_is_another_draws_itself(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *a, **k: rand(*a, **k) * 0.5)
     try:
         assert not noise._draws_as_torch()
-        assert noise.torch_uniform((10000,), None) is None
+        assert noise.torch_uniform((10000,), torch.Generator()) is None
     finally:
         noise._draws_as_torch.cache_clear()
 

@@ -196,3 +196,12 @@ def test_memory_is_at_most_three_inputs_with_torch():
     assert factors.keys() == VERBS.keys()
     assert max(factors.values()) <= 3, factors
     assert not math.isnan(sum(factors.values()))
+
+
+def test_a_nucleus_of_one_class_by_the_array_code():
+    """NumPy calls a column that is read backwards contiguous; torch takes no such strides."""
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0))
+    x[:, 0] = 100.0
+    with A.use("reference"):
+        assert (A.topp(0.7)(x) > -INF).sum() == 2

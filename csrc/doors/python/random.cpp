@@ -23,8 +23,8 @@ static long long asked(PyObject *object, const char *method) {
     return PyErr_Occurred() ? -1 : value;
 }
 
-// (generator of torch on a CPU, out) -> True: writes what torch.rand would. Nothing here lets the interpreter go, since another
-// thread could draw the same numbers then. The state is torch's CPUGeneratorImplState, in numbers of 8 bytes.
+// (generator of torch on a CPU that no other thread has, out) -> True: writes what torch.rand would. (Torch's own lock of a
+// generator can't be held from here.) The state is torch's CPUGeneratorImplState, in numbers of 8 bytes.
 ANYMAX_CALL(call_torch_uniform) {
     if (!arguments(count, 2)) return nullptr;
     Array out;

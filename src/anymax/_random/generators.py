@@ -7,6 +7,7 @@ from 0 to 2**63 - 1 for all; or one of these for each row, in a list or as an ar
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
@@ -90,7 +91,7 @@ def _check_count(generators: Any, rows: int) -> None:
 
 def in_parts(generator: Any, like: Array, rows: int) -> Callable[[int], Any]:
     """A function of n that gives what draws the numbers of the next n rows: with NumPy, and torch on a CPU, those of one call."""
-    source = going_on(generator, like)
+    source = going_on(generator, like, of_a_call=True)
     if not _one_a_row(source):
         return lambda n: source
     _check_count(source, rows)
@@ -103,11 +104,17 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
     if is_torch(like):
         torch = sys.modules["torch"]
         # torch.compile can't trace a call with symbolic sizes that names a generator, even None
-        given = {} if generator is None else {"generator": torch_source(like, generator)}
+        given = {} if generator is None else {"generator": torch_source(like, generator, of_a_call=True)}
         if like.device.type == "meta":
             given = {}
-        if what == "uniform" and like.dtype == torch.float32 and decides(like):
-            drawn = providers.torch_uniform(shape, given.get("generator"))
+        if (
+            given
+            and what == "uniform"
+            and like.dtype == torch.float32
+            and decides(like)
+            and isinstance(given["generator"], _of_a_call())
+        ):
+            drawn = providers.torch_uniform(shape, given["generator"])
             if drawn is not None:
                 return drawn
         draw = torch.rand if what == "uniform" else torch.randn
@@ -169,22 +176,33 @@ def independent(generator: Any, like: Array, n: int) -> list[Any]:
     return [_numpy_source(generator)] * n
 
 
-def going_on(generator: Any, like: Array) -> Any:
+def going_on(generator: Any, like: Array, of_a_call: bool = False) -> Any:
     """`generator` of torch or NumPy with each seed replaced by a generator, whose numbers go on from call to call."""
     if isinstance(generator, (list, tuple)):
-        return tuple(going_on(one, like) for one in generator)
+        return tuple(going_on(one, like, of_a_call) for one in generator)
     if generator is None:
         return None
-    return torch_source(like, generator) if is_torch(like) else _numpy_source(generator)
+    return torch_source(like, generator, of_a_call) if is_torch(like) else _numpy_source(generator)
 
 
-def torch_source(like: Array, generator: Any) -> Any:
-    """The given torch.Generator, or one from a seed on the device of `like`."""
+@functools.lru_cache(maxsize=1)
+def _of_a_call() -> type:
+    """The class of a generator that one call makes from a seed: no other thread draws from it."""
+    return type("GeneratorOfACall", (sys.modules["torch"].Generator,), {})
+
+
+def torch_source(like: Array, generator: Any, of_a_call: bool = False) -> Any:
+    """The given torch.Generator, or one from a seed on the device of `like`; of_a_call: which nobody has after this call."""
     torch = sys.modules["torch"]
     seed = _seed(generator)
     if seed is not None:  # the meta device has no generator
         device = "cpu" if like.device.type == "meta" else like.device
-        return torch.Generator(device=device).manual_seed(seed)
+        make = (
+            _of_a_call()
+            if of_a_call and device == like.device and device.type == "cpu" and decides(like)
+            else torch.Generator
+        )
+        return make(device=device).manual_seed(seed)
     source: Any = generator
     if not isinstance(source, torch.Generator):
         raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))

@@ -31,11 +31,11 @@ def gumbel(pairs: Array) -> Array:
 
 
 def torch_uniform(shape: tuple[int, ...], generator: Any) -> Array | None:
-    """What torch.rand draws in float32 on a CPU, and the generator goes on as after it; None where it is to draw itself."""
+    """What torch.rand draws in float32 on a CPU, and the generator, which no other thread has, goes on as after it; None where it is
+    to draw itself."""
     if math.prod(shape) < _MANY or choice.asked() not in (None, native.ENGINE.name) or not _draws_as_torch():
         return None
-    torch = sys.modules["torch"]
-    return _drawn(shape, torch.default_generator if generator is None else generator)
+    return _drawn(shape, generator)
 
 
 def _drawn(shape: tuple[int, ...], generator: Any) -> Any:
@@ -46,8 +46,8 @@ def _drawn(shape: tuple[int, ...], generator: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _draws_as_torch() -> bool:
-    """True if the engine's numbers are those of this torch. Without Python's lock another thread could draw the same ones."""
-    if isinstance(native.load(), str) or not getattr(sys, "_is_gil_enabled", lambda: True)():
+    """True if the engine's numbers are those of this torch."""
+    if isinstance(native.load(), str):
         return False
     torch = sys.modules["torch"]
     ours, theirs = (torch.Generator().manual_seed(1) for _ in range(2))

@@ -140,13 +140,18 @@ class Ranks(Mapping):
         size = of_block(xp.ones_like(y), block, xp)
         rank = total(xp.astype(keep, y.dtype), xp) - block - 0.5 * (size - 1.0)
         alone = size == 1.0
-        # about the mean of the block, which may be far from 0
-        centre = xp.where(alone, y, of_block(y / size, block, xp))
-        z = (y - stop_gradient(centre)) / like(self.strength, y, xp)
-        if self.regularization == "l2":
+        # about the mean of the block, or its largest score, which may be far from 0
+        entropic = self.regularization == "kl"
+        centre = self._largest(stop_gradient(y), keep, block, xp) if entropic else of_block(y / size, block, xp)
+        z = (y - stop_gradient(xp.where(alone, y, centre))) / like(self.strength, y, xp)
+        if not entropic:
             return finish(rank + (z - of_block(z, block, xp) / size), keep, poisoned, xp)
         e = xp.exp(xp.where(alone, xp.zeros_like(z), z))  # within a block scores differ by log n at most
         return finish(rank * size * e / of_block(e, block, xp), keep, poisoned, xp)
+
+    def _largest(self, y: Array, keep: Array, block: Array, xp: Namespace) -> Array:
+        ordered = descending(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
+        return xp.where(keep, take(ordered, xp.astype(block, xp.int64 if y.dtype == xp.float64 else xp.int32), xp), y)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """The Jacobian is `(I - 1 1^T / size) / strength` in each block, or `(diag(p) - p p^T / <p, 1>) / strength`."""
