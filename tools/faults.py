@@ -850,8 +850,8 @@ FAULTS = {
           "min(int(min_keep), _MOST)",
           "int(min_keep)", "transforms_truncation"),
     Fault("a generator of None is named", "src/anymax/_random/generators.py",
-          "given = {} if generator is None else {\"generator\": torch_source(like, generator)}",
-          "given = {\"generator\": None if generator is None else torch_source(like, generator)}", "decoding"),
+          "given = {} if generator is None else {\"generator\": torch_source(like, generator, of_a_call=True)}",
+          "given = {\"generator\": None if generator is None else torch_source(like, generator, of_a_call=True)}", "decoding"),
   ),
   "attention": (
     Fault("the slopes of the other sequences", "src/anymax/_attention/packed.py",
