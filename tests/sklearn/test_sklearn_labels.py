@@ -33,8 +33,8 @@ def test_rows_without_a_label_take_no_part_without_none():
     for mapping, same, none in (
         ("sparsemax", True, False),
         ("sparsemax", False, "auto"),
-        ("sigmoid", False, False),
-        ("zlpr", False, False),
+        ("sigmoid", False, "auto"),
+        ("zlpr", False, "auto"),
     ):
         options = {"threshold": 0.5, "scale": 1.0, "max_iter": 500, "none": none}
         a = MultiLabelMappingClassifier(mapping, **options).fit(x, many).coef_

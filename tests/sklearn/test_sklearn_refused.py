@@ -67,6 +67,8 @@ CONFORMAL = [
     ({"mapping": am.Entmax(0.5)}, "expected sparsemax, or entmax with alpha above 1"),
     ({"mapping": "entmax", "alpha": 1.0}, "expected sparsemax, or entmax with alpha above 1"),
     ({"mapping": "sparsmax"}, "did you mean 'sparsemax'"),
+    ({"alpha": 0.1}, "choose mapping='entmax'; for 10 % misses write coverage=0.9$"),
+    ({"mapping": "entmax", "alpha": 0.05}, "with alpha above 1.*; for 5 % misses write coverage=0.95$"),
     ({"calibration": 1.0}, "calibration=1.0: expected a share above 0 and below 1, or a number of rows"),
     ({"calibration": 0}, "calibration=0: expected a share"),
     ({"calibration": 30}, "calibration=30 with n_samples=30: no row is left to train"),
@@ -89,14 +91,35 @@ LABELS = [
         "expected 'auto', 'f1_micro', 'accuracy'; use decision='threshold'",
     ),
     ({"mapping": "softmax", "decision": "support"}, None, "is never 0; use decision='threshold' or a sparse map"),
-    ({"threshold": -0.1}, None, "a number from 0, or 'cv' to tune it"),
+    ({"threshold": -0.1}, None, "a number from 0 to 1, or 'cv' to tune it"),
+    ({"threshold": 2}, None, "threshold=2: expected a number from 0 to 1, or 'cv'"),
+    ({"grid": [0.5, 2]}, None, "grid=2: expected numbers from 0 to 1"),
+    ({"decision": "sets", "threshold": 0}, None, "threshold=0: with decision='sets' it is above 0 and below 1"),
+    ({"decision": "sets", "grid": [0.5, 1]}, None, "grid=1: with decision='sets' it is above 0 and below 1"),
+    (
+        {"decision": "sets", "scale": 1.0},
+        None,
+        "decision='sets' with scale=1.0: a scale is for a map; leave scale='cv'",
+    ),
+    (
+        {"decision": "sets", "none": True},
+        None,
+        "decision='sets' with none=True: known sets may be empty as they are; leave none='auto'",
+    ),
+    ({"mapping": "sigmoid", "none": True}, None, "none=True: 'sigmoid' predicts the empty set as it is"),
+    ({"mapping": "zlpr", "none": False}, None, "none=False: 'zlpr' predicts the empty set as it is"),
     ({"scale": 0}, None, "a positive number, or 'cv'"),
     ({"scoring": "f1"}, None, "scoring='f1': expected 'auto', 'f1_micro'"),
     ({"grid": []}, None, "grid is empty"),
     ({"mapping": "zlpr", "alpha": 2}, None, "'zlpr' has no alpha"),
     ({"class_weight": {9: 1.0}}, None, "names the label 9; the labels are the columns 0 to 4"),
     ({"class_weight": {1: -1.0}}, None, r"class_weight=\{1: -1.0\}: expected numbers from 0"),
-    ({"cv": 1}, None, "cross-validation needs 2 folds"),
+    ({"cv": 1}, None, "cross-validation needs 2 folds .*; give threshold=<number> to do without"),
+    ({"cv": 1, "decision": "sets"}, None, "give decision='threshold' and threshold=<number> to do without"),
+    ({"cv": 1, "decision": "sets", "threshold": 0.5}, None, "give decision='threshold' to do without"),
+    ({"cv": [(range(9), range(0))]}, None, "has no row of weight above 0 that tests"),
+    ({"cv": [(range(0), range(9))]}, None, "has a fold without a row of weight above 0 that trains"),
+    ({"class_weight": dict.fromkeys(range(5), 0.0)}, None, "is zero for every row; at least one row must count"),
     ({}, np.zeros((150, 5), int), "y has no label in any row"),
     ({}, np.full((150, 5), 2), "expected an indicator matrix"),
     ({"mapping": "sigmoid"}, np.arange(150) % 3, "is for an indicator matrix"),
@@ -168,7 +191,12 @@ def covered(**options):
     SupportConformalClassifier().fit(x, y).predict_set(x, **options)
 
 
+def of_one_row():
+    MultiLabelMappingClassifier().fit(MANY_X, MANY, sample_weight=np.eye(150)[0])
+
+
 LATER = {  # calls after the first
+    "one row counts": (of_one_row, ValueError, "cv=3 with n_samples=1 of weight above 0: cross-validation needs"),
     "another coverage": (lambda: covered(coverage=0), ValueError, "coverage=0: expected a number above 0 and below 1"),
     "fewer labels": (lambda: of_labels(MANY[:, :4]), ValueError, "a matrix of 5 labels"),
     "one class after label sets": (

@@ -125,6 +125,102 @@ def test_what_auto_stands_for():
     assert (streamed.mapping_, streamed.decision_) == ("sigmoid", "threshold")
 
 
+def same(a, b, x):
+    np.testing.assert_array_equal(a.predict(x), b.predict(x))
+    for name in ("coef_", "threshold_"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    assert a.cv_results_["score"].tolist() == b.cv_results_["score"].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"mapping": "sigmoid"}, {"mapping": "softmax"}])
+def test_rows_of_weight_0_are_left_out(options):
+    x, many = labels(120)
+    weights = np.repeat([1.0, 0.0], 60)
+    other = np.where(weights[:, None] > 0, many, 0)  # no label there
+    some = MultiLabelMappingClassifier(**options).fit(x[:60], many[:60])
+    for target in (many, other):
+        model = MultiLabelMappingClassifier(**options).fit(x, target, weights)
+        assert model.none_ == some.none_
+        same(model, some, x)
+    halves = [(np.arange(1, 120, 2), np.arange(0, 120, 2)), (np.arange(0, 120, 2), np.arange(1, 120, 2))]
+    of_some = [(train[:30], test[:30]) for train, test in halves]
+    model = MultiLabelMappingClassifier(cv=halves, **options).fit(x, many, weights)
+    same(model, MultiLabelMappingClassifier(cv=of_some, **options).fit(x[:60], many[:60]), x)
+    by_class = MultiLabelMappingClassifier(**options, class_weight={0: 0.0}).fit(x, many)
+    alone = (many[:, 0] == 1) & (many.sum(axis=1) == 1)
+    assert alone.any()
+    same(by_class, MultiLabelMappingClassifier(**options, class_weight={0: 0.0}).fit(x[~alone], many[~alone]), x)
+
+
+def test_streamed_rows_of_weight_0_tune_nothing():
+    x, many = labels(120)
+    wrong, weights = many.copy(), np.tile([1.0, 0.0], 60)
+    wrong[1::2] = 1 - wrong[1::2]
+    a, b = (MultiLabelMappingClassifier().partial_fit(x, y, sample_weight=weights) for y in (many, wrong))
+    assert a.threshold_ == b.threshold_
+
+
+@pytest.mark.parametrize("mapping", ["auto", "entmax15"])
+def test_masks_split_as_their_rows_do(mapping):
+    x, many = labels()
+    fold = np.arange(len(x)) % 3
+    masks = [(fold != i, fold == i) for i in range(3)]
+    rows = [tuple(map(np.flatnonzero, split)) for split in masks]
+    a, b = (MultiLabelMappingClassifier(mapping, cv=cv).fit(x, many) for cv in (masks, rows))
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+    assert a.cv_results_["score"].tolist() == b.cv_results_["score"].tolist()
+
+
+def test_a_split_of_all_rows_serves_where_some_are_left_out():
+    x, many = labels()
+    many[::5] = 0
+    kept = np.flatnonzero(many.any(axis=1))
+    halves = [(np.arange(75), np.arange(75, 150)), (np.arange(75, 150), np.arange(75))]
+    of_kept = [tuple(np.flatnonzero(np.isin(kept, part)) for part in split) for split in halves]
+    a = MultiLabelMappingClassifier("entmax15", none=False, cv=halves).fit(x, many)
+    b = MultiLabelMappingClassifier("entmax15", none=False, cv=of_kept).fit(x[kept], many[kept])
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+    assert a.scale_ == b.scale_
+
+
+def test_none_chooses_a_map():
+    x, many = labels()
+    many[::5] = 0
+    model = MultiLabelMappingClassifier(none=False).fit(x, many)
+    assert (model.mapping_.name, model.decision_, model.none_) == ("entmax", "support", False)
+    assert model.predict(x).any(axis=1).all()
+
+
+def test_nothing_of_the_last_fit_stays():
+    x, many = labels()
+    tuned = ("rule_", "threshold_", "scale_", "cv_results_")
+    model = MultiLabelMappingClassifier().fit(x, many)
+    model.partial_fit(x, many)
+    assert [name for name in tuned if hasattr(model, name)] == ["threshold_", "cv_results_"]
+    assert model.C_ == 0.3
+    model.fit(x, many).fit(x, many[:, 0])
+    assert not [name for name in tuned if hasattr(model, name)]
+    model.fit(x, many).set_params(threshold=0.5).partial_fit(x, many)
+    assert [name for name in tuned if hasattr(model, name)] == ["threshold_"]
+
+
+def test_the_known_sets_take_any_threshold_between_0_and_1():
+    x, many = labels()
+    model = MultiLabelMappingClassifier(decision="sets", threshold=1e-14).fit(x, many)
+    assert model.threshold_ == pytest.approx(1e-14, rel=0.01, abs=0)
+
+
+@pytest.mark.parametrize("kind", ["narrow", "wide", "csr"])
+def test_squares_that_overflow_are_refused(kind, monkeypatch):
+    x, many = labels()
+    if kind == "wide":
+        monkeypatch.setattr(each, "_FULL", 1)
+        monkeypatch.setattr(each, "_LATE", 1)
+    x = x * 1e160
+    with pytest.raises(ValueError, match=r"squares of the features overflow in float64; scale them \(.*StandardScaler"):
+        MultiLabelMappingClassifier().fit(sparse.csr_matrix(x) if kind == "csr" else x, many)
+
+
 @pytest.mark.parametrize("kind", ["narrow", "wide", "no intercept", "csr", "weights"])
 def test_labels_apart_are_logistic_regressions(kind, monkeypatch):
     x, many = labels()

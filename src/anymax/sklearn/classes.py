@@ -29,7 +29,7 @@ from .objective import Linear
 from .parameters import MapParameters, mapping_of, number_of, threads
 from .solvers import descend
 from .stochastic import Stream
-from .targets import balanced, not_below_zero
+from .targets import balanced, not_below_zero, total_of
 
 if TYPE_CHECKING:
     from typing import Self, TypeAlias
@@ -258,9 +258,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return losses.ZeroFirst(loss) if self._columns() < len(self.classes_) else loss
 
     def _shares(self, weights: np.ndarray, dtype: Any) -> tuple[np.ndarray, float]:
-        total = self.weight_ = float(weights.sum())
-        if not total > 0:
-            raise ValueError("sample_weight (with class_weight) is zero for every row; at least one row must count")
+        total = self.weight_ = total_of(weights)
         return (weights / total).astype(dtype), self._penalty(total)
 
     def _penalty(self, weight: float) -> float:
@@ -449,10 +447,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
 
     def _uniform_weight(self) -> float:
         """The weight of the uniform distribution."""
-        weight = number_of("smoothing", self.smoothing, "a number from 0 to 1")
-        if weight > 1:
-            raise ValueError(f"smoothing={self.smoothing!r}: expected a number from 0 to 1")
-        return weight
+        return number_of("smoothing", self.smoothing, "a number from 0 to 1", most=1.0)
 
     def _smooth(self, p: np.ndarray, classes: int) -> np.ndarray:
         weight = self._uniform_weight()

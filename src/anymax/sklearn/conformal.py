@@ -210,13 +210,18 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         return MappingClassifier("softmax") if self.estimator is None else self.estimator
 
     def _map(self) -> tuple[Mapping, float]:
-        found = mapping_of(self.mapping, self.alpha)
+        misses = isinstance(self.alpha, Real) and 0 < self.alpha < 1
+        hint = f"; for {100 * self.alpha:g} % misses write coverage={1 - self.alpha:g}" if misses else ""  # type: ignore[operator]
+        try:
+            found = mapping_of(self.mapping, self.alpha)
+        except ValueError as error:
+            raise ValueError(f"{error}{hint}") from None
         assert isinstance(found, Mapping)
         c = exponent_of(found)
         if c is None or c <= 0:
             raise ValueError(
                 f"mapping={self.mapping!r}: expected sparsemax, or entmax with alpha above 1 ('entmax15', Entmax(1.3)); the support of "
-                "another map is not known in closed form, or is always all classes"
+                f"another map is not known in closed form, or is always all classes{hint}"
             )
         return found, c
 

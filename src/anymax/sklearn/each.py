@@ -27,13 +27,14 @@ _CLEAR = 0.75  # the labels that are done leave when no more than this share is 
 class Features:
     """The second moments of the features: their directions and sizes, or sizes alone where there are many features."""
 
+    @np.errstate(over="ignore", invalid="ignore")
     def __init__(self, x: Any, weights: np.ndarray, k: int, intercept: bool) -> None:
         n, d = x.shape
         self.directions: np.ndarray | None = None
         self.mean: np.ndarray | None = None
         if d > _FULL and (d > _LATE or d * d > 10 * n * k):
             squares = x * x if isinstance(x, np.ndarray) else x.multiply(x)
-            self.size = np.asarray(squares.T @ (weights / weights.sum()), np.float64)
+            self.size = _finite(np.asarray(squares.T @ (weights / weights.sum()), np.float64), x.dtype)
             return
         step = max(1, n // (_ROWS * (d + 1)))
         x, share = x[::step], weights[::step].astype(np.float64)
@@ -44,7 +45,7 @@ class Features:
         if intercept:
             self.mean = np.asarray(x.T @ share, np.float64)
             moments -= np.outer(self.mean, self.mean)
-        size, directions = np.linalg.eigh(moments)
+        size, directions = np.linalg.eigh(_finite(moments, x.dtype))
         self.size, self.directions = np.maximum(size, 0.0), directions.astype(x.dtype)
 
     def scale(self, curvature: np.ndarray, l2: float, intercept: bool) -> np.ndarray:
@@ -72,6 +73,14 @@ class Features:
             out[:d] -= np.multiply.outer(self.mean.astype(g.dtype), g[d])
         out[:d] = self.directions.T @ out[:d]
         return out
+
+
+def _finite(moments: np.ndarray, dtype: Any) -> np.ndarray:
+    if not np.isfinite(moments).all():
+        raise ValueError(
+            f"squares of the features overflow in {np.dtype(dtype).name}; scale them (sklearn.preprocessing.StandardScaler)"
+        )
+    return moments
 
 
 class _Some:

@@ -17,7 +17,7 @@ from .classes import MappingClassifier
 from .levels import SCORES
 from .parameters import NO_MAP, mapping_of, number_of
 from .sets import WEIGHTS
-from .targets import indicator, label_weights, one_a_row, refuse_sets
+from .targets import indicator, label_weights, one_a_row, refuse_sets, total_of
 from .tuning import PENALTY, LabelTuning
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class MultiLabelMappingClassifier(LabelTuning):
     mapping : str or Mapping, default="auto"
         A map or its name, or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
         for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022. "auto" is "sigmoid", or
-        "entmax15" if y holds one class per row, or you give decision="support", a `scale` or none=True.
+        "entmax15" if y holds one class per row, or you give decision="support", a `scale` or `none`.
     decision : {"auto", "support", "threshold", "sets"}, default="auto"
         "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`. "sets", for
         "sigmoid": the labels above the threshold, or a set that a training row has. A set is worth the sum of its labels' scores
@@ -61,12 +61,12 @@ class MultiLabelMappingClassifier(LabelTuning):
         a slack less than the labels above the threshold. "auto": "support" for a sparse map; "sets" if `mapping`, `threshold`, `grid` and
         `scoring` are left as they are, but not in `partial_fit`; else "threshold".
     threshold : float or "cv", default="cv"
-        "cv" tunes it by cross-validation on the training rows, over all thresholds that change a decision.
+        From 0 to 1. "cv" tunes it by cross-validation on the training rows, over all thresholds that change a decision.
     scale : float or "cv", default="cv"
         The factor of the scores if the decision is "support": the larger, the fewer labels. "cv" tunes it in the same way.
     none : bool or "auto", default="auto"
-        Whether to add the class "none", which has the remaining probability and predicts the empty set. "auto" adds it if a training
-        row has no label, and always in `partial_fit`. Without it, rows without labels are left out.
+        For a map, whether to add the class "none", which has the remaining probability and predicts the empty set. "auto" adds it if a
+        training row has no label, and always in `partial_fit`. Without it, rows without labels are left out.
     grid : sequence of numbers, default=None
         The values that "cv" tries, instead of all that change a decision.
     scoring : {"auto", "f1_micro", "f1_macro", "f1_samples", "f1_of_means", "accuracy"} or callable(y_true, y_pred), default="auto"
@@ -75,7 +75,8 @@ class MultiLabelMappingClassifier(LabelTuning):
         set is exactly right. "f1_of_means" is the harmonic mean of the labels' mean precision and mean recall, the "macro-F1" of Martins
         and Astudillo. A function is tried at 200 values at most.
     cv : int or splitter, default=3
-        The number of folds, or a scikit-learn splitter.
+        The number of folds, a scikit-learn splitter, or pairs of rows that train and rows that test, as indices or masks. Rows of
+        weight 0 are left out; all others count alike in what is tuned.
     random_state : int or None, default=0
         Seeds the shuffling of the rows before the split, if cv is an int, and in `partial_fit`.
 
@@ -92,9 +93,9 @@ class MultiLabelMappingClassifier(LabelTuning):
     none_ : bool
         Whether there is a class "none".
     C_ : float
-        The number that C is, or was tuned to.
+        The number that C is, or was tuned to; with `l2` or penalty=None nothing uses it.
     cv_results_ : dict
-        About 200 of the values that "cv" tried, with the best one, and the score of each.
+        The values that "cv" tried, or about 200 of them with the best one, and the score of each.
     And those of `MappingClassifier`
         `classes_` holds the column numbers of y.
 
@@ -171,6 +172,7 @@ class MultiLabelMappingClassifier(LabelTuning):
         """
         self.mapping_ = self._check()
         rows, target = self._data(X, y)
+        self._forget()
         if self._one_a_row(target):
             self.decision_, self.indicator_, self.none_ = "argmax", None, False
             self._fit_classes(rows, target, sample_weight)
@@ -179,15 +181,20 @@ class MultiLabelMappingClassifier(LabelTuning):
         self.indicator_ = "sparse" if sparse.issparse(target) else "dense"
         self.classes_ = np.arange(labels.shape[1])
         weights = self._label_row_weights(rows, labels, sample_weight)
-        labelled = np.diff(labels.indptr) > 0
-        self.none_ = self._has_none(not labelled.all())
-        if (self._has_map or self._is_auto) and not labelled.any():
+        total_of(weights)
+        counted, labelled = weights > 0, np.diff(labels.indptr) > 0
+        self.none_ = self._has_none(not labelled[counted].all())
+        if (self._has_map or self._is_auto) and not labelled[counted].any():
             raise ValueError("y has no label in any row; at least one row must have one")
-        if self._has_map and not (labelled.all() or self.none_):
-            rows, labels, weights = only(rows, labelled), labels[labelled], weights[labelled]
+        if self._has_map and not self.none_:
+            counted &= labelled
         self.decision_ = self._decision()
+        given = self.decision_ != "sets" and self._take_given_level()
+        splits = [] if given else self._splits(rows, counted)
+        if not counted.all():
+            rows, labels, weights = only(rows, counted), labels[counted], weights[counted]
         features = self._features(rows, labels, weights)
-        near = self._tune(rows, labels, weights, features)
+        near = None if given else self._tune(rows, labels, weights, features, splits)
         self._fit_labels(rows, labels, weights, near, features)
         return self
 
@@ -214,7 +221,7 @@ class MultiLabelMappingClassifier(LabelTuning):
         if self.decision not in ("auto", "support", "threshold", "sets"):
             raise ValueError(f"decision={self.decision!r}: expected 'auto', 'support', 'threshold' or 'sets'")
         if self.threshold != "cv":
-            number_of("threshold", self.threshold, "a number from 0, or 'cv' to tune it")
+            self._threshold_of("threshold", self.threshold, "a number from 0 to 1, or 'cv' to tune it")
         if self.scale != "cv":
             number_of("scale", self.scale, "a positive number, or 'cv' to tune it", zero=False)
         if not callable(self.scoring) and self.scoring not in ("auto", *SCORES):
@@ -225,11 +232,17 @@ class MultiLabelMappingClassifier(LabelTuning):
             )
         self.C_ = PENALTY if self.C == "cv" else float(self.C)
         mapping = mapping_of(self._usual() if self._is_auto else self.mapping, self.alpha, NO_MAP)
-        if self.none is True and not isinstance(mapping, Mapping):
-            raise ValueError(f"none=True: {self.mapping!r} predicts the empty set as it is; leave none='auto'")
+        if self.none != "auto" and not isinstance(mapping, Mapping):
+            raise ValueError(f"none={self.none!r}: {self.mapping!r} predicts the empty set as it is; leave none='auto'")
         if self.decision == "support" and not (isinstance(mapping, Mapping) and mapping.facts.sparse):
             raise ValueError(
                 f"decision='support': {self.mapping!r} is never 0; use decision='threshold' or a sparse map"
+            )
+        if self.decision == "sets" and self._is_auto and self.scale != "cv":
+            raise ValueError(f"decision='sets' with scale={self.scale!r}: a scale is for a map; leave scale='cv'")
+        if self.decision == "sets" and self._is_auto and self.none != "auto":
+            raise ValueError(
+                f"decision='sets' with none={self.none!r}: known sets may be empty as they are; leave none='auto'"
             )
         if self.decision == "sets" and mapping != "sigmoid":
             raise ValueError(f"decision='sets' with mapping={self.mapping!r}: it needs mapping='sigmoid'")
@@ -247,8 +260,8 @@ class MultiLabelMappingClassifier(LabelTuning):
         return isinstance(self.mapping, str) and self.mapping == "auto"
 
     def _usual(self) -> str:
-        """The map, or "sigmoid", that "auto" stands for; options that only a sparse map has choose one."""
-        sparse_map = self.decision == "support" or self.scale != "cv" or self.none is True
+        """The map, or "sigmoid", that "auto" stands for; options that only a map has choose one."""
+        sparse_map = self.decision == "support" or self.scale != "cv" or self.none != "auto"
         return "entmax15" if sparse_map else "sigmoid"
 
     def _decision(self) -> str:
@@ -325,7 +338,8 @@ class MultiLabelMappingClassifier(LabelTuning):
         model = self._model
 
         def seen(rows: np.ndarray, z: np.ndarray) -> None:
-            last.append((z, labels[rows].toarray() > 0))
+            counted = weights[rows] > 0
+            last.append((z[counted], labels[rows[counted]].toarray() > 0))
             while sum(len(z) for z, _ in last[1:]) >= _LAST:
                 last.pop(0)
 
@@ -335,6 +349,8 @@ class MultiLabelMappingClassifier(LabelTuning):
 
         self._stream(X, weights, loss_of, labels.shape[1], seen)
         self.last_ = last
+        if last or getattr(self, self._tuned()) != "cv":
+            self._forget()
         if not self._take_given_level() and last:
             z, truth = (np.concatenate(part) for part in zip(*last))
             self._choose(self._ranks(z), truth, self._levels_to_try())

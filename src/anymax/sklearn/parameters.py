@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator
 from numbers import Real
@@ -148,9 +149,9 @@ def threads(n_jobs: Any) -> Iterator[None]:
         yield
 
 
-def number_of(name: str, value: Any, words: str, zero: bool = True) -> float:
-    """The value as a float; an error that expects `words` unless it is a number from 0, or without `zero` above 0."""
+def number_of(name: str, value: Any, words: str, zero: bool = True, most: float = math.inf) -> float:
+    """The value as a float; an error that expects `words` unless it is a number from 0, or without `zero` above 0, to `most`."""
     ok = isinstance(value, Real) and not isinstance(value, bool) and (value >= 0 if zero else value > 0)  # type: ignore[operator]
-    if not ok:
+    if not (ok and value <= most):
         raise ValueError(f"{name}={value!r}: expected {words}")
     return float(value)

@@ -145,5 +145,4 @@ def probability(level: float) -> float:
 
 def score_of(probability: float) -> float:
     """The score of a label with this probability."""
-    inside = min(max(probability, 1e-12), 1 - 1e-12)
-    return float(np.log(inside) - np.log1p(-inside))
+    return float(np.log(probability) - np.log1p(-probability))

@@ -71,6 +71,14 @@ def _csr(y: Any, dtype: Any = None) -> Any:
 # -- weights ------------------------------------------------------------------------------------------------------------------
 
 
+def total_of(weights: np.ndarray) -> float:
+    """The sum of the rows' weights; raise if it is 0."""
+    total = float(weights.sum())
+    if not total > 0:
+        raise ValueError("sample_weight (with class_weight) is zero for every row; at least one row must count")
+    return total
+
+
 def balanced(mass: np.ndarray, total: float) -> np.ndarray:
     """The factors that give classes of these masses the same total weight."""
     return total / (len(mass) * np.where(mass > 0, mass, 1.0))

@@ -34,6 +34,7 @@ class LabelTuning(MappingClassifier):
     grid: Iterable[float] | None
     scoring: str | Callable[[Any, Any], float]
     cv: Any
+    decision: str
     decision_: str
     threshold_: float
     none_: bool
@@ -83,14 +84,16 @@ class LabelTuning(MappingClassifier):
             setattr(self, f"{name}_", float(given))
         return given != "cv"
 
-    def _tune(self, X: Any, labels: Any, weights: np.ndarray, features: Features | None) -> np.ndarray | None:
-        """Set what turns scores into sets; return the mean W of the folds, if there are any: the fit on all rows starts near its end."""
-        for other in ("scale_", "threshold_", "cv_results_", "rule_"):
-            vars(self).pop(other, None)
-        if self.decision_ != "sets" and self._take_given_level():
-            return None
+    def _forget(self) -> None:
+        """Drop what the last fit tuned."""
+        for name in ("scale_", "threshold_", "cv_results_", "rule_"):
+            vars(self).pop(name, None)
+
+    def _tune(
+        self, X: Any, labels: Any, weights: np.ndarray, features: Features | None, splits: list[Any]
+    ) -> np.ndarray | None:
+        """Set what turns scores into sets; return the mean W of the folds: the fit on all rows starts near its end."""
         to_try = self._levels_to_try()
-        splits = [tuple(map(np.sort, split)) for split in self._splits(X, len(weights))]
         if self.decision_ == "sets":
             return self._tune_sets(X, labels, weights, features, splits, to_try)
         near, ranks = np.zeros(()), []
@@ -162,16 +165,32 @@ class LabelTuning(MappingClassifier):
         z = np.asarray(only(X, test) @ part.coef_.T) + part.intercept_
         return z, np.vstack([part.coef_.T, part.intercept_]) if self.fit_intercept else part.coef_.T
 
-    def _splits(self, X: Any, n: int) -> Iterable[Any]:
-        """Pairs of rows that train and rows that test."""
-        if not isinstance(self.cv, Integral):
-            return check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
-        if self.cv < 2 or n < 2:
-            raise ValueError(
-                f"cv={self.cv!r} with n_samples={n}: cross-validation needs 2 folds and 2 rows at least; "
-                f"give {self._tuned()}=<number> to do without"
-            )
-        return KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(X)
+    def _splits(self, X: Any, counted: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Pairs of rows that train and rows that test, numbered among those that are counted; a splitter splits all."""
+        if isinstance(self.cv, Integral):
+            n = int(counted.sum())
+            if self.cv < 2 or n < 2:
+                said = " and ".join(self._instead())
+                raise ValueError(
+                    f"cv={self.cv!r} with n_samples={n} of weight above 0: cross-validation needs 2 folds and 2 rows at least; "
+                    f"give {said} to do without"
+                )
+            return list(KFold(min(int(self.cv), n), shuffle=True, random_state=self.random_state).split(range(n)))
+        place, splits = np.where(counted, np.cumsum(counted) - 1, -1), []
+        for split in check_cv(self.cv).split(X):  # type: ignore[union-attr,call-arg]
+            train, test = (np.sort(rows[rows >= 0]) for rows in (place[part] for part in split))  # also of masks
+            if not len(train):
+                raise ValueError(f"cv={self.cv!r} has a fold without a row of weight above 0 that trains")
+            if len(test):
+                splits.append((train, test))
+        if not splits:
+            raise ValueError(f"cv={self.cv!r} has no row of weight above 0 that tests")
+        return splits
+
+    def _instead(self) -> list[str]:
+        """The parameters that spare cross-validation."""
+        of_sets = ["decision='threshold'"] if self.decision == "sets" else []
+        return of_sets + ([f"{self._tuned()}=<number>"] if getattr(self, self._tuned()) == "cv" else [])
 
     def _ranks(self, z: np.ndarray) -> np.ndarray:
         """The numbers that a level is compared with, from the scores of rows that the model did not see."""
@@ -195,11 +214,20 @@ class LabelTuning(MappingClassifier):
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
 
+    def _threshold_of(self, name: str, value: Any, words: str) -> float:
+        threshold = number_of(name, value, words, most=1.0)
+        if self.decision == "sets" and not 0 < threshold < 1:
+            raise ValueError(f"{name}={value!r}: with decision='sets' it is above 0 and below 1")
+        return threshold
+
     def _levels_to_try(self) -> list[float] | None:
         if self.grid is None:
             return None
         name = self._tuned()
-        grid = [number_of("grid", g, f"numbers that a {name} can be", zero=name != "scale") for g in self.grid]
+        if name == "scale":
+            grid = [number_of("grid", g, "numbers that a scale can be", zero=False) for g in self.grid]
+        else:
+            grid = [self._threshold_of("grid", g, "numbers from 0 to 1") for g in self.grid]
         if not grid:
             raise ValueError("grid is empty; give the numbers to try, or None for all that change a decision")
         return grid
