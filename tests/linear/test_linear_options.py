@@ -134,6 +134,9 @@ REFUSED = {
     "a temperature below 0": (
         lambda: A.linear_log_prob(X, W, [0, 1], temperature=np.array([-1.0, 2.0])), ValueError, r"at least 0; got float64\[2\]$",
     ),
+    "weights of a mixture below 0": (
+        lambda: A.mix(X, X, np.array([-1.0, 2.0])), ValueError, r"mix: weight must be from 0 to 1; got float64\[2\]$",
+    ),
     "a temperature of each row": (
         lambda: A.linear_loss(X, W, [0, 1], transform=A.temperature(np.ones((2, 1)))), ValueError, "parameters that differ between rows",
     ),

@@ -69,6 +69,8 @@ def not_map(thing: Any, place: str = "") -> str:
         map_name = _spelled(ALIASES.get(name, name).partition(":")[0])
         if map_name is not None:
             return f"the function {name}; give its map, by name: {name!r}"
+        if name == "mix":
+            return "the function mix, which goes after a map: mix(p, prior, weight)"
         if thing.__module__.startswith(transforms):
             return (
                 f"the function {name}, which makes a transform; that goes before a map: say transform={name}(...), or put the scores "

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._array import UNIT, as_dtype, asarray, floats, nan_outside, upcast
 from .._core.typing import ArrayT, Numbers, Parameter
-from .base import as_parameter, check_range, of_scores
+from .base import as_parameter, check_range
 
 
 def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
@@ -34,7 +34,7 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     array([0.625, 0.375])
     """
     probabilities, xp = floats(p, "p")
-    check_range("mix", "weight", weight, UNIT, hint=of_scores("mix", weight))
+    check_range("mix", "weight", weight, UNIT)
     q = upcast(probabilities, xp)
     other = as_parameter(asarray(prior, "prior"), q, xp)
     share = nan_outside(as_parameter(weight, q, xp), UNIT)
