@@ -52,7 +52,7 @@ def log_p_of_draw(mapping: Mapping, rows: Array, xp: Namespace, *, none: bool = 
     kind = one_draw(mapping)
     if kind == "share":
         counted = xp.where(
-            log_p == log_p, log_p, -math.inf * xp.ones_like(log_p)
+            log_p == log_p, log_p, xp.full_like(log_p, -math.inf)
         )  # else a gradient of 0 comes back as NaN
         log_p = log_p - xp.log(sum_of(xp.exp(counted), xp))
     if none and kind == "rest":
