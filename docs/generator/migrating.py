@@ -14,7 +14,7 @@ SEARCH = "migrating, migrate, entmax package, optax, other packages"
 INTRODUCTION = (
     "Find your call on the left and write the one on the right. A test runs both sides of each row, except in the last two tables, on "
     "the same random inputs: they give the same values, and the same gradients where they are differentiable. `F` is "
-    "`torch.nn.functional`; maps are imported from `anymax`, and margins from `anymax.margins`. If you try an old name, as in "
+    "`torch.nn.functional`. If you try an old name, as in "
     "`anymax.entmax_bisect`, the error says what to write."
 )
 

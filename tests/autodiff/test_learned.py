@@ -125,7 +125,15 @@ def test_a_row_of_nan_that_does_not_count(kind, engine, shape):
         lambda m, x: A.apply(m, x)[..., :3],
         lambda m, x: A.log_apply(m, x).clamp(min=-5),
         lambda m, x: A.log_prob(m, x, of(x)).clamp(min=-5),
+        lambda m, x: A.nll(m, x, of(x), reduction="none").clamp(max=5),
     ]
+    if not shape:
+        in_one_row = lambda x: {"x": x.reshape(-1), "lengths": [6] * len(x)}  # noqa: E731
+        verbs.append(lambda m, x: A.segment_apply(m, **in_one_row(x)).reshape(x.shape)[..., :3])
+        verbs.append(lambda m, x: A.segment_log_apply(m, **in_one_row(x)).reshape(x.shape).clamp(min=-5))
+        entries = lambda x: of(x) + 6 * torch.arange(len(x))  # noqa: E731
+        if kind is not A.Budget:
+            verbs.append(lambda m, x: A.segment_loss(m, target=entries(x), reduction="none", **in_one_row(x)))
     if kind is not A.Budget:
         one_hot = torch.nn.functional.one_hot
         verbs.append(lambda m, x: A.fenchel_young(m, x, one_hot(of(x), 6).to(D), reduction="none"))

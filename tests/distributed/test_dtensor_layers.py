@@ -62,7 +62,7 @@ calls = [
     lambda x, W, b: A.linear_kl(y, V, x, W, "entmax15", beta=0.3, linear_bias=c, linear_bias_ref=b, mask=keep),
     lambda x, W, b: A.linear_kl(x, W, y, V, beta=1, linear_bias=b, linear_bias_ref=c, where=t > 4, reduction="mean"),
     lambda x, W, b: A.linear_kl(x, W, y, V, linear_bias=b, reduction="sum", support=filled),
-    lambda x, W, b: A.linear_loss(x, W, t, linear_bias=b, ignore_index=-1, least=0.0, invariant=False, return_predicted=False),
+    lambda x, W, b: A.linear_loss(x, W, t, linear_bias=b, ignore_index=-1, least=0, invariant=False, return_predicted=False),
     lambda x, W, b: A.linear_kl(x, W, y, V, linear_bias=b, beta=0.3, invariant=False),
 ]
 R, S = (Replicate(),), (Shard(0),)

@@ -214,6 +214,11 @@ NO_MAP = {
     "class that needs": (Ratio, "got the class Ratio; add (): Ratio(u=...)"),
     "function": (am.sparsemax, "got the function sparsemax; give its map, by name: 'sparsemax'"),
     "function, 1.5": (am.entmax15, "got the function entmax15; give its map, by name: 'entmax15'"),
+    "maker": (
+        am.topk,
+        "got the function topk, which makes a transform; that goes before a map: say transform=topk(...), or put the scores",
+    ),
+    "after a map": (am.mix, "got the function mix, which goes after a map: mix(p, prior, weight)"),
     "other function": (np.exp, "got the function exp; a function u of your own, u(x) >= 0, is the map anymax.Ratio(u)"),
     "scores": (X, "got ndarray of shape (2, 3); the mapping comes first, the scores after it"),
     "None": (None, "got None"),

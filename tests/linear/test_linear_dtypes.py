@@ -163,3 +163,47 @@ def test_the_loss_of_a_margin_head_is_in_single_precision():
     got = head.bfloat16()(x.bfloat16(), y)
     assert got.dtype is torch.float32
     close(got.detach(), want.detach(), 0.1)
+
+
+@pytest.mark.parametrize("kind", ["torch", "jax"])
+def test_scores_that_are_rounded_are_not_rounded_again_by_a_temperature(kind, monkeypatch):
+    """A support of all classes has the log p of none, as on a GPU, where a temperature is a factor of the scores."""
+    from anymax.linear import arguments
+
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(arguments, "_rounds", lambda layer, scale: True)
+    x, w = (
+        (torch.randn(shape, generator=torch.Generator().manual_seed(i)) * 2).bfloat16()
+        for i, shape in enumerate([(6, 16), (9, 16)])
+    )
+    want = torch.log_softmax((x.float() @ w.float().T).bfloat16().double() / 0.7, 1)[:, 0]
+    operands, y = (x, w), torch.zeros(6, dtype=torch.int64)
+    ids, offsets = torch.arange(9).repeat(6), 9 * torch.arange(7)
+    if kind == "jax":
+        jax = pytest.importorskip("jax").numpy
+        operands = [jax.asarray(a.float().numpy(), "bfloat16") for a in operands]
+        y, ids, offsets = (jax.asarray(a.numpy(), "int32") for a in (y, ids, offsets))
+    for support in (None, (ids, offsets)):
+        got = A.linear_log_prob(*operands, y, temperature=0.7, score_dtype="bfloat16", support=support)
+        close(np.asarray(got, np.float64), want.numpy(), 1e-5)
+
+
+def test_an_infinite_temperature_keeps_masked_classes_masked(monkeypatch):
+    from anymax.linear import arguments
+
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(arguments, "_rounds", lambda layer, scale: True)
+    x, w = torch.ones(2, 4).bfloat16().requires_grad_(), torch.arange(12.0).reshape(3, 4).bfloat16().requires_grad_()
+    bias = torch.tensor([0.0, -torch.inf, 0.0])
+    s = torch.nn.functional.linear(x.float(), w.float()) / torch.tensor([[torch.inf], [1.0]])
+    want = torch.log_softmax(s.masked_fill(bias == -torch.inf, -torch.inf), 1)[:, 0]
+    for mapping in ("softmax", "taylor"):
+        for support in (None, (torch.arange(3).repeat(2), torch.tensor([0, 3, 6]))):
+            got = A.linear_log_prob(
+                x, w, torch.zeros(2, dtype=torch.int64), mapping, linear_bias=bias, temperature=torch.tensor([torch.inf, 1.0]),
+                support=support,
+            )  # fmt: skip
+            assert got.isfinite().all()
+            assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), (x, w)))
+            if mapping == "softmax":
+                close(got.detach(), want.detach(), 1e-5)

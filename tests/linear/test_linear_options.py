@@ -57,6 +57,8 @@ def test_the_module():
     x, y = torch.randn(2, 3, 4), torch.randint(30, (2, 3))
     want = dense(head.mapping, head.scores(x).reshape(6, 30), y.reshape(6), head.class_weight, label_smoothing=0.1)
     close(head(x, y).detach(), want.detach(), 1e-5)
+    with pytest.raises(TypeError, match="divide x by it; with a bias"):
+        A.nn.LinearLoss(3, 3, temperature=2.0)
     head(x, y).backward()
     assert all(p.grad is not None and p.grad.any() for p in head.parameters())
     close(head.log_prob(x, y).detach().exp(), A.log_prob(head.mapping, head.scores(x), y).detach().exp(), 1e-5)
@@ -129,6 +131,12 @@ REFUSED = {
     "no classes at a time": (lambda: A.linear_loss(X, W, [0, 1], chunk=0), ValueError, "at least 1"),
     "a map of another kind": (lambda: A.linear_loss(X, W, [0, 1], "sparsmax"), ValueError, "did you mean 'sparsemax'"),
     "noise": (lambda: A.linear_loss(X, W, [0, 1], transform=A.transforms.noise()), ValueError, "draws random numbers"),
+    "a temperature below 0": (
+        lambda: A.linear_log_prob(X, W, [0, 1], temperature=np.array([-1.0, 2.0])), ValueError, r"at least 0; got float64\[2\]$",
+    ),
+    "weights of a mixture below 0": (
+        lambda: A.mix(X, X, np.array([-1.0, 2.0])), ValueError, r"mix: weight must be from 0 to 1; got float64\[2\]$",
+    ),
     "a temperature of each row": (
         lambda: A.linear_loss(X, W, [0, 1], transform=A.temperature(np.ones((2, 1)))), ValueError, "parameters that differ between rows",
     ),

@@ -157,6 +157,8 @@ def test_sparse_tensors(mapping):
     assert free.grad.layout is torch.sparse_csr
     with pytest.raises(ValueError, match="last axis"):
         anymax.apply(mapping, flat, 0)
+    with pytest.raises(TypeError, match="or None for all, have no meaning here"):
+        segment_apply(mapping, flat, axis=None)
 
 
 def test_nested_and_sparse_tensors_where_there_is_no_such_result():

@@ -46,6 +46,8 @@ def asarray(x: Any, name: str = "scores") -> Array:
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a list of tensors that require a gradient
         out = None
     if out is None or out.dtype.kind not in "fiub" or _of_tensors(x):
+        if x is None and name == "scores":
+            raise TypeError("the scores are missing (None): give an array or a list of numbers")
         raise TypeError(f"{name}: expected an array or a list of numbers, got {_said(x)}")
     return out
 

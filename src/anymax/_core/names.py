@@ -59,7 +59,8 @@ def not_map(thing: Any, place: str = "") -> str:
         return f"{shown(thing)}; {place or 'the mapping comes first, the scores after it'}"
     if is_number(thing) and place:
         return f"{thing!r}; {place}"
-    if type(thing).__module__.startswith(__name__.replace("_core.names", "transforms")):
+    transforms = __name__.replace("_core.names", "transforms")
+    if type(thing).__module__.startswith(transforms):
         return (
             f"{shown(thing)}, a transform, which goes before a map: say transform=, or put the scores through it first"
         )
@@ -68,6 +69,13 @@ def not_map(thing: Any, place: str = "") -> str:
         map_name = _spelled(ALIASES.get(name, name).partition(":")[0])
         if map_name is not None:
             return f"the function {name}; give its map, by name: {name!r}"
+        if name == "mix":
+            return "the function mix, which goes after a map: mix(p, prior, weight)"
+        if thing.__module__.startswith(transforms):
+            return (
+                f"the function {name}, which makes a transform; that goes before a map: say transform={name}(...), or put the scores "
+                f"through it first, as in {name}(...)(x)"
+            )
         return f"the function {name}; a function u of your own, u(x) >= 0, is the map anymax.Ratio(u)"
     return shown(thing)
 

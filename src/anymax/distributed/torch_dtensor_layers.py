@@ -121,7 +121,7 @@ def _layer(
         default = {
             p.name: p.default for p in inspect.signature(whole).parameters.values()
         }  # of options that are not there
-        local = {k: v for k, v in local.items() if not (isinstance(v, (bool, float)) and v == default.get(k))}
+        local = {k: v for k, v in local.items() if not (isinstance(v, (int, float)) and v == default.get(k))}
     run = functools.partial(call, layout.local, layout.weight, mapping=layout.mapping(mapping))
     if who == "linear_loss":
         return _loss(layout, run, mapping, of_rows["target"], local)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .._array import Array, Namespace, is_array, log, take, total
 from .._core.mapping import Mapping, missing_mass, over_all
 from .._core.typing import Draw
@@ -49,7 +51,10 @@ def log_p_of_draw(mapping: Mapping, rows: Array, xp: Namespace, *, none: bool = 
     log_p = bridge(rows).log_p(mapping, rows)
     kind = one_draw(mapping)
     if kind == "share":
-        log_p = log_p - xp.log(sum_of(xp.exp(log_p), xp))
+        counted = xp.where(
+            log_p == log_p, log_p, xp.full_like(log_p, -math.inf)
+        )  # else a gradient of 0 comes back as NaN
+        log_p = log_p - xp.log(sum_of(xp.exp(counted), xp))
     if none and kind == "rest":
         return xp.concat([log_p, log(missing_mass(total(xp.exp(log_p), xp), 1.0, xp), xp)], axis=-1)
     return log_p

@@ -418,6 +418,8 @@ def budget(
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2, shape="sigmoid").round(3)
     array([0.793, 0.585, 0.461, 0.16 ])
     """
+    if k is None:
+        raise TypeError("budget: k is missing; write budget(x, k)")
     mapping = _map_of(Budget, k) if shape == "linear" else _map_of(Budget, k, shape=shape)
     return apply(mapping, x, axis, **check_options("budget", _APPLY, options))
 
@@ -438,6 +440,7 @@ for _verb in (
     normmax,
 ):
     _verb.__defaults__ = (None, *(_verb.__defaults__ or ()))
+budget.__defaults__ = (None, None, *(budget.__defaults__ or ()))
 
 
 def _store(p: Array, out: Any) -> Array:

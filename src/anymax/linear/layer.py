@@ -137,16 +137,23 @@ class Layer:
     def times(self, factor: Any, xp: Namespace) -> Layer:
         """The layer with its scores times a factor, a number or [rows, 1], which neither features nor weights see."""
         ones = xp.ones((self.rows, 1), dtype=self.dtype, **_array.device_of(self.x))
-        return dataclasses.replace(self, factor=ones * factor)
+        bias, keep = self._finite_bias(xp)
+        return dataclasses.replace(self, factor=ones * factor, bias=bias, keep=keep)
+
+    def _finite_bias(self, xp: Namespace) -> tuple[Array | None, Array | None]:
+        """(the bias with 0 in place of -inf, of which a multiple may be NaN, the mask with these classes)."""
+        if self.bias is None:
+            return None, self.keep
+        masked = self.bias == -math.inf
+        keep = ~masked[None, :] if self.keep is None else self.keep & ~masked
+        return xp.where(masked, xp.zeros_like(self.bias), self.bias), keep
 
     def scaled_rows(self, factor: Array, xp: Namespace) -> Layer:
         """The layer with the scores of each row times a factor, [rows, 1]; a bias becomes one more feature."""
         x = as_dtype(upcast(self.x, xp) * factor, self.x.dtype, xp)
-        if self.bias is None:
+        bias, keep = self._finite_bias(xp)
+        if bias is None:
             return self.with_operands(x, self.weight, None)
-        masked = self.bias == -math.inf
-        keep = ~masked[None, :] if self.keep is None else self.keep & ~masked
-        bias = xp.where(masked, xp.zeros_like(self.bias), self.bias)
         x, weight = (
             xp.concat([x, as_dtype(factor, x.dtype, xp)], axis=1),
             xp.concat([self.weight, bias[:, None]], axis=1),
@@ -208,8 +215,8 @@ class Layer:
         return as_dtype(as_dtype(s, self.rounded_to, xp), s.dtype, xp)
 
     def scaled(self, s: Array, xp: Namespace) -> Array:
-        """Numbers [rows, any] times the factor of their row, in their dtype."""
-        return s if self.factor is None else self.rounded(as_dtype(s * self.factor, s.dtype, xp), xp)
+        """Scores [rows, any], rounded if they shall be, times the factor of their row, which does not round them again."""
+        return s if self.factor is None else upcast(s, xp) * self.factor
 
     def scores(self) -> Array:
         """All scores, [rows, classes], in fp32 or fp64 unless the product rounds them; a masked class has -inf."""

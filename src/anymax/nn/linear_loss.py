@@ -22,6 +22,9 @@ else:
     Result = TypeVar("Result")
 
 
+_TEMPERED = "divide x by it; with a bias write anymax.linear_loss(..., transform=anymax.temperature(0.7))"
+
+
 class LinearLoss(OfMapping, Generic[Result]):
     """An output layer with the loss of a map, computed in blocks of scores: `linear_loss` as a module with a weight.
 
@@ -91,7 +94,7 @@ class LinearLoss(OfMapping, Generic[Result]):
         dtype: torch.dtype | None = None, **options: Unpack[SampleKeywords],
     ) -> None: ...  # fmt: skip
 
-    @check_keywords()
+    @check_keywords(dict.fromkeys(("temperature", "tau", "T"), _TEMPERED))
     def __init__(
         self,
         in_features: int,

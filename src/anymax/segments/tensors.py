@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, is_int, is_ragged, pick_axis
+from .._array import Array, check_axis, is_int, is_ragged, pick_axis
+
+_OWN = object()  # the axis of a tensor's own segments, where none is named
 
 
 def refuse(who: str, x: Any) -> None:
@@ -21,14 +23,16 @@ def refuse(who: str, x: Any) -> None:
 
 
 def apply(
-    who: str, verb: Callable[..., Any], mapping: Any, x: Any, *, axis: Any = None, dim: Any = None, **segments: Any
+    who: str, verb: Callable[..., Any], mapping: Any, x: Any, *, axis: Any = _OWN, dim: Any = None, **segments: Any
 ) -> Array:
     """The verb on the values and the segments of x, as a tensor like x."""
     if any(a is not None for a in segments.values()):
         raise TypeError(
             f"{who}: a {'nested' if x.is_nested else 'sparse'} tensor knows its segments; leave out index, ptr and lengths"
         )
-    return rows(who, verb, None, mapping, x, pick_axis(axis, dim, None))
+    if axis is None and dim is None:
+        check_axis(axis, x.ndim)
+    return rows(who, verb, None, mapping, x, pick_axis(None if axis is _OWN else axis, dim, None))
 
 
 def rows(

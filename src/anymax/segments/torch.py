@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._array import modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
+from .._array import batched, known, modes, plain_backward, recorded, torch_exports, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.torch import log_backward, log_forward
 from ..autodiff.torch_adapter import opaque, operation
@@ -84,7 +84,16 @@ def _apply_forward(engine: SegmentsEngine, operands: Any, wants: Any) -> tuple[T
 def _apply_backward(engine: SegmentsEngine, operands: Any, saved: Any, grads: Any, wants: Any) -> Any:
     (mapping,), (p, x, kept), (g,) = operands, saved, grads
     given = mapping, p if x is None else x, p, g, engine.along, kept
-    return _vjp(*given) if wants[0] else None, lambda name: _slope(name, *given)
+    return _vjp(*given) if wants[0] else None, lambda name: _of_counted(_slope(name, *given), g, engine.along)
+
+
+def _of_counted(slope: Tensor, g: Tensor, along: SegmentsAlong) -> Tensor:
+    """The slope of each segment, [..., segments]; 0 for one of NaN whose gradient is 0."""
+    if not batched(g) and known(slope) and not bool(slope.isnan().any()):
+        return slope
+    counts = (g != 0).to(slope.dtype).movedim(along.axis, -1)
+    of_segment = torch.zeros_like(slope).index_add(-1, along.segments.index_of(g), counts)
+    return torch.where(of_segment > 0, slope, torch.zeros_like(slope))
 
 
 def _log_plain(engine: SegmentsEngine, operands: Any, kept: Any) -> Tensor:
@@ -109,7 +118,7 @@ def _loss_backward(engine: SegmentsEngine, operands: Any, saved: Any, grads: Any
         by_scores = _loss_by_scores(mapping, x, target_rank, g, engine.along)
     elif wants[0]:
         by_scores = engine.index_loss_grad(mapping, x, target_rank, g, kept)
-    return by_scores, None, lambda _: next(each) * g
+    return by_scores, None, lambda _: torch.where(g == 0, 0.0, next(each) * g)
 
 
 def _loss_by_scores(mapping: Mapping, x: Tensor, target_rank: Tensor, g: Tensor, along: SegmentsAlong) -> Tensor:

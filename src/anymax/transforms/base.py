@@ -162,7 +162,7 @@ class Transform(ABC):
     def check(cls, advice: str = "", /, **values: Any) -> None:
         """An error for a parameter that is no number or real array, or is known to be out of its range."""
         for name, value in values.items():
-            check_range(cls.name, name, value, cls.ranges[name], advice)
+            check_range(cls.name, name, value, cls.ranges[name], advice, of_scores(cls.name, value))
 
     def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
         """True if the engine has an equivalent step for these parameters."""
@@ -406,15 +406,18 @@ def _finite(value: Any) -> bool:
     return bool(namespace(value).all(namespace(value).isfinite(value))) if is_array(value) else math.isfinite(value)
 
 
-def check_range(who: str, name: str, value: Any, allowed: Range, advice: str = "") -> None:
-    """Check that a parameter is a number or a real array, and that its values are in range if they can be read (`_array/ranges.py`)."""
+def check_range(who: str, name: str, value: Any, allowed: Range, advice: str = "", hint: str = "") -> None:
+    """Check that a parameter is a number or a real array, and that its values are in range if they can be read (`_array/ranges.py`).
+
+    The error may say more after the words on the range (`advice`), and at its end (`hint`).
+    """
     value = number(value)
     if not (is_number(value) or is_array(value)):
         raise TypeError(f"{who}: {name} must be a number or an array, {allowed.words}; got {value!r}")
     if is_array(value):
         value = floating(value, namespace(value), name)
     if not in_range(value, allowed):
-        raise ValueError(f"{who}: {name} must be {allowed.words}{advice}; got {brief(value)}{of_scores(who, value)}")
+        raise ValueError(f"{who}: {name} must be {allowed.words}{advice}; got {brief(value)}{hint}")
 
 
 def of_scores(who: str, value: Any) -> str:
