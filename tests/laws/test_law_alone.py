@@ -101,7 +101,7 @@ VERBS = {
 GRADIENTS = {
     "apply": Verb(by_torch(apply), ("forward", "vjp")),
     "log_apply": Verb(by_torch(log_apply), ("log_forward", "log_vjp")),
-    "loss": Verb(by_torch(loss), ("index_loss", "index_loss_grad"), of_an_index=True),
+    "loss": Verb(by_torch(loss), ("index_loss",), of_an_index=True),
 }
 
 
