@@ -129,6 +129,8 @@ def test_a_graph_does_not_keep_its_group():
 
 LEFT = """
 import os, pathlib, runpy, sys
+# a line in one write: the lines of the processes don't mix where Python writes without a buffer
+sys.stdout.reconfigure(line_buffering=True, write_through=False)
 runpy.run_path(sys.argv[1], run_name="__main__")
 tasks = pathlib.Path("/proc/self/task")
 print(sum("gloo" in (task / "comm").read_text() for task in tasks.iterdir()) if tasks.exists() else 0, "threads of gloo")
