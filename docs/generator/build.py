@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import api, evidence, front, maps, measured, migrating, project, scores, speed, text
+from . import api, evidence, front, maps, measured, project, scores, speed, text
 
 
 def write(folder: Path, pictures: bool = True) -> None:
     maps.write(folder / "maps", pictures)
     scores.write(folder / "scores", pictures)
     evidence.write(folder / "evidence")
-    migrating.write(folder / "migrating.md")
     api.write(folder / "api")
     parts = {
         "speed-growth": measured.growth(),

@@ -1,15 +1,20 @@
-"""Pages that are read on a forge too: links to files of the repository, which on the site lead to the pages made of them.
+"""Pages that are read on a forge too: what a forge can't show stands in comments, and links lead to files, on the site to the pages of them.
 
-A `%` line, which the site leaves out, says there where to read what the site includes.
+`<!-- index: WORDS -->` finds the page in the search; `<!-- site ... -->` holds what only the site shows, such as contents; a line that begins
+with `> In the repository` is not shown there.
 """
 
 from __future__ import annotations
 
 import re
 
+from . import text
+
 # where a file of the repository is on the site, seen from docs/
 _PAGES = (
+    (r"\]\((maps|scores)/README\.md", r"](generated/\1/index.md"),
     (r"\]\((maps|scores)/(\w+)\.md", r"](generated/\1/\2.md"),
+    (r"\]\(gallery/", "](auto_gallery/index.rst"),
     (r"\]\(\.\./experiments/results/README\.md", "](evidence.md"),
     (r"\]\(\.\./experiments/results/(\w+)\.md", r"](generated/evidence/\1.md"),
     (r"\]\(\.\./benchmarks/results/README\.md", "](generated/benchmarks.md"),
@@ -17,10 +22,12 @@ _PAGES = (
 
 
 def on_site(page: str) -> str:
-    """The page with links to the site's pages."""
+    """The page with links to the site's pages, and with what the site alone shows."""
     for there, here in _PAGES:
         page = re.sub(there, here, page)
-    return page
+    page = re.sub(r"(?m)^> In the repository.*\n", "", page)
+    page = re.sub(r"<!-- index: (.*?) -->", lambda m: text.found_by(m[1]), page)
+    return re.sub(r"(?s)<!-- site\n(.*?)\n-->", r"\1", page)
 
 
 def read(app: object, name: str, source: list[str]) -> None:

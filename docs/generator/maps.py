@@ -142,6 +142,15 @@ def write(folder: Path, drawn: bool = True) -> None:
         text.save(folder / f"{page.kind.name}.md", markdown(page))
         if drawn:
             draw(page, folder)
+    parts = [
+        (PROSE / "README.md").read_text(encoding="utf-8").replace("](../", "](../../").rstrip("\n"),
+        text.toctree([page.kind.name for page in found], ":hidden:"),
+    ]
+    text.save(folder / "index.md", text.page(parts))
+
+
+def index() -> str:
+    """A line for each map."""
     rows = [
         (
             f"[{page.kind.__name__}]({page.kind.name}.md)",
@@ -149,18 +158,9 @@ def write(folder: Path, drawn: bool = True) -> None:
             "yes" if page.mapping.facts.sparse else "",
             "yes" if page.mapping.facts.has_potential else "",
         )
-        for page in found
+        for page in pages()
     ]
-    parts = [
-        "# Maps",
-        (
-            "A map turns a vector of scores into a probability distribution. `anymax.apply`, the losses, `anymax.sample`, "
-            "`anymax.attention` and `anymax.jacobian` work with every one of them. {doc}`Which one should I use? </choose>` compares them."
-        ),
-        text.table(("map", "", "exact zeros", "convex loss"), rows),
-        text.toctree([page.kind.name for page in found], ":hidden:"),
-    ]
-    text.save(folder / "index.md", text.page(parts))
+    return text.table(("map", "", "exact zeros", "convex loss"), rows)
 
 
 def markdown(page: Page) -> str:

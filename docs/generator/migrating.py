@@ -1,8 +1,8 @@
-"""The page "Migrating", from the tables of `anymax._core.elsewhere`; `tests/project/test_docs.py` compares both sides of every row."""
+"""The tables of the page "Migrating", from those of `anymax._core.elsewhere`; `tests/project/test_docs.py` compares both sides of every row."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,7 @@ from anymax._core.elsewhere import tables
 
 from . import text
 
-SEARCH = "migrating, migrate, entmax package, optax, other packages"
-INTRODUCTION = (
-    "Find your call on the left and write the one on the right. A test runs both sides of each row, except in the last two tables, on "
-    "the same random inputs: they give the same values, and the same gradients where they are differentiable. `F` is "
-    "`torch.nn.functional`. If you try an old name, as in "
-    "`anymax.entmax_bisect`, the error says what to write."
-)
+PINS = Path(__file__).parents[2] / "constraints.txt"
 
 
 def _note(row: dict[str, Any]) -> str:
@@ -24,21 +18,19 @@ def _note(row: dict[str, Any]) -> str:
 
 
 def _version(package: str | None) -> str:
-    """What the rows are run against here."""
-    if package is None:
-        return ""
-    try:
-        return f" Names as in {package} {importlib.metadata.version(package.replace('_', '-'))}."
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    """What the rows are run against."""
+    name = (package or "").replace("_", "-")
+    pin = re.search(rf"(?m)^{name}==(\S+)", PINS.read_text(encoding="utf-8")) if name else None
+    return f" Names as in {package} {pin[1]}." if pin else ""
 
 
-def write(path: Path) -> None:
-    parts = ["# Migrating", text.found_by(SEARCH), INTRODUCTION]
+def rows() -> str:
+    """All tables, each under its heading."""
+    parts = []
     for table in tables():
         rows = [(f"`{row['old']}`", f"`{row['new']}`{_note(row)}") for row in table["rows"]]
         parts += [
             text.section(table["title"], table["text"] + _version(table["package"])),
             text.table(("old", "new"), rows),
         ]
-    text.save(path, text.page(parts))
+    return "\n\n".join(parts)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anymax.cli import names
 
-from . import choose, evidence, maps, measured, text
+from . import choose, evidence, maps, measured, migrating, scores, text
 
 DOCS = Path(__file__).parents[1]
 README = DOCS.parent / "README.md"
@@ -22,6 +22,9 @@ MADE = {
     "runs": measured.outcomes,
     "errors": measured.errors,
     "evidence": evidence.index,
+    "maps": maps.index,
+    "scores": scores.index,
+    "migrating": migrating.rows,
 }
 
 
@@ -47,6 +50,11 @@ def written(readme: str) -> str:
     return before + table() + "\n\n" + after.split("\n\n", 1)[1]
 
 
+def written_pages() -> list[Path]:
+    """The pages that may have such tables."""
+    return [*DOCS.glob("*.md"), *DOCS.glob("*/README.md")]
+
+
 def renewed(page: str) -> str:
     """A page of docs/ with its tables as they should be."""
     return re.sub(r"(?s)(<!-- made: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{MADE[m[2]]()}\n\n{m[3]}", page)
@@ -54,5 +62,5 @@ def renewed(page: str) -> str:
 
 if __name__ == "__main__":
     text.save(README, written(README.read_text(encoding="utf-8")))
-    for path in DOCS.glob("*.md"):
+    for path in written_pages():
         text.save(path, renewed(path.read_text(encoding="utf-8")))

@@ -78,7 +78,7 @@ class Page:
 
 
 def pages() -> list[Page]:
-    found = {path.stem for path in PROSE.glob("*.md")}
+    found = {path.stem for path in PROSE.glob("*.md")} - {"README"}
     if found != set(ORDER):
         raise FileNotFoundError(
             f"docs/scores/ has {sorted(found)}, the site wants {sorted(ORDER)}: name each once in ORDER"
@@ -111,19 +111,20 @@ def write(folder: Path, drawn: bool = True) -> None:
         text.save(folder / f"{page.name}.md", markdown(page))
         if drawn:
             draw(page, folder / f"{page.name}.svg")
-    rows = [
-        (f"[{page.prose.keys['title']}]({page.name}.md)", page.prose.introduction.replace("\n", " ")) for page in found
-    ]
     parts = [
-        "# Transforms and margins",
-        (
-            "A transform changes the scores before the map; every map, loss and attention can have one. A margin needs the target, so it "
-            "works in a loss."
-        ),
-        text.table(("", ""), rows),
+        (PROSE / "README.md").read_text(encoding="utf-8").replace("](../", "](../../").rstrip("\n"),
         text.toctree([page.name for page in found], ":hidden:"),
     ]
     text.save(folder / "index.md", text.page(parts))
+
+
+def index() -> str:
+    """A line for each family."""
+    rows = [
+        (f"[{page.prose.keys['title']}]({page.name}.md)", page.prose.introduction.replace("\n", " "))
+        for page in pages()
+    ]
+    return text.table(("", ""), rows)
 
 
 def markdown(page: Page) -> str:

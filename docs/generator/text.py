@@ -18,7 +18,7 @@ class Prose(NamedTuple):
 
 def read(path: Path, allowed: Sequence[str], required: Sequence[str]) -> Prose:
     """The file's keys before the first empty line, then its text; a section that is missing or unknown is an error."""
-    head, _, body = path.read_text(encoding="utf-8").partition("\n\n")
+    head, _, body = _from_generated(path.read_text(encoding="utf-8")).partition("\n\n")
     keys = dict(line.split(": ", 1) for line in head.splitlines())
     introduction, *parts = re.split(r"^## (.+)\n", body, flags=re.M)
     sections = {title.strip(): text.strip() for title, text in zip(parts[::2], parts[1::2])}
@@ -29,6 +29,12 @@ def read(path: Path, allowed: Sequence[str], required: Sequence[str]) -> Prose:
             f"{path}: sections missing: {missing or 'none'}; unknown: {unknown or 'none'}; write {', '.join(allowed)}"
         )
     return Prose(keys, introduction.strip(), sections)
+
+
+def _from_generated(prose: str) -> str:
+    """Prose of a folder, with links as the page needs them that is made of it, one folder deeper."""
+    prose = prose.replace("](../../experiments/results/", "](../evidence/")
+    return re.sub(r"\]\(\.\./(?!maps/|scores/|evidence/)", "](../../", prose)
 
 
 def plain(words: str) -> str:

@@ -87,7 +87,7 @@ def test_the_table_of_the_readme_is_made_of_the_catalogue():
 def test_the_tables_in_pages_are_those_of_the_results():
     """`(cd docs && python -m generator.readme)` writes them."""
     seen = set()
-    for path in DOCS.glob("*.md"):
+    for path in readme.written_pages():
         held = path.read_text(encoding="utf-8")
         assert readme.renewed(held) == held, path.name
         seen |= set(re.findall(r"<!-- made: (\w+) -->", held))
@@ -98,12 +98,13 @@ def test_a_page_can_be_read_on_a_forge():
     """What the site includes has a line that says where to read it; links lead to files, and on the site to pages."""
     for path in DOCS.glob("*.md"):
         page = path.read_text(encoding="utf-8")
-        words = re.sub(r"(?ms)^(```+|:::+)\w.*?^\1$", "", page)
+        words = re.sub(r"(?ms)^(```+|:::+)\w.*?^\1$|<!-- site\n.*?-->", "", page)
+        assert "{doc}" not in page and "{ref}" not in page and (path.stem == "index" or ":::" not in page), path.name
         links = {link for link in re.findall(r"\]\(([^)#\s]+)", words) if "://" not in link}
         assert not [link for link in links if not (DOCS / link).exists()], path.name
         if "include}" in page:
-            assert re.search(r"(?m)^% .*\]\(", page), path.name
-        for target in re.findall(r"\]\(([^)#\s]+)", forge.on_site(re.sub(r"(?m)^% .*", "", words))):
+            assert re.search(r"(?m)^> In the repository.*\]\(", page), path.name
+        for target in re.findall(r"\]\(([^)#\s]+)", forge.on_site(words)):
             assert "://" in target or "../" not in target, (path.name, target)
 
 

@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 if not DOCS.is_dir():
     pytest.skip("the pages are in the repository only", allow_module_level=True)
 
-from generator import maps, measured, migrating, pictures, project, scores, search, speed
+from generator import maps, measured, pictures, project, scores, search, speed
 
 pytestmark = pytest.mark.whole
 needs_benchmarks = pytest.mark.skipif(
@@ -217,9 +217,7 @@ def entries_of(page):
     body = page.read_text(encoding="utf-8")
     if page.parent.name in ("maps", "scores"):
         return re.findall(r"^search: (.+)$", body.partition("\n\n")[0], flags=re.M)[0].lower().split(", ")
-    return [
-        e.strip(" !").lower() for line in re.findall(r"^```{index} (.+)$", body, flags=re.M) for e in line.split(",")
-    ]
+    return [e.lower() for line in re.findall(r"^<!-- index: (.+) -->$", body, flags=re.M) for e in line.split(", ")]
 
 
 def test_what_newcomers_search_for_is_an_entry_of_the_page_that_they_want():
@@ -230,6 +228,6 @@ def test_what_newcomers_search_for_is_an_entry_of_the_page_that_they_want():
 
 def test_no_two_pages_have_the_same_entry():
     pages = [path for folder in ("", "maps", "scores") for path in sorted((DOCS / folder).glob("*.md"))]
-    words = [word for page in pages for word in entries_of(page)] + migrating.SEARCH.split(", ")
+    words = [word for page in pages for word in entries_of(page)]
     assert len(words) > 80
     assert [word for word in set(words) if words.count(word) > 1] == []
