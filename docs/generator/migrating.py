@@ -1,4 +1,4 @@
-"""The tables of the page "Migrating", from those of `anymax._core.elsewhere`; `tests/project/test_docs.py` compares both sides of every row."""
+"""The tables of the page "Migrating"; `tests/project/test_docs.py` compares both sides of every row."""
 
 from __future__ import annotations
 
