@@ -1,7 +1,7 @@
 """Pages that are read on a forge too: what a forge can't show stands in comments, and links lead to files.
 
-`<!-- index: WORDS -->` finds the page in the search; `<!-- site ... -->` holds what only the site shows, such as contents; the site leaves out
-a line that begins with `> In the repository`, and its links lead to the pages made of the files.
+`<!-- index: WORDS -->` finds the page in the search; `<!-- site ... -->` holds what only the site shows, such as contents. The site leaves
+out a line that begins with `> In the repository`, and its links lead to the pages made of the files.
 """
 
 from __future__ import annotations
