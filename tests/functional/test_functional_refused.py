@@ -60,7 +60,7 @@ WRONG = (
         (lambda: am.entmax(logits=X), "entmax has no option 'logits' (the scores come first, without a name)"),
         (lambda: am.softmax(), "the scores are missing"),
         (lambda: am.Sparsemax()(input=X), "sparsemax has no option 'input' (the scores come first, without a name)"),
-        (lambda: am.Sparsemax()(), "the scores are missing"),
+        (lambda: am.Sparsemax()(), "the scores are missing (None): give an array"),
         (lambda: am.entmax(alpha=1.5), "the scores are missing (None)"),
         (lambda: am.budget(k=2), "the scores are missing (None): give an array or a list"),
         (lambda: am.budget(X), "budget: k is missing; write budget(x, k)"),
