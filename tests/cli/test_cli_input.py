@@ -130,7 +130,7 @@ def test_a_process_reads_its_standard_input():
         ("compare 1 2 --mapping softmin:beta=2", "there is no map 'softmin'"),
         ("compare 1 2 --mapping entmax15:alpha=2", "entmax15 is entmax:alpha=1.5 and takes no parameters"),
         ("compare 1 2 --mapping entmax:1.5", "'entmax:1.5': write entmax:alpha=1.5"),
-        ("explain", "Missing argument 'NAME'. such as sparsemax"),
+        ("explain", "Missing argument 'NAME'. For example: sparsemax."),
         ("sparsemax 1 2 3", "sparsemax is a map, not a command; write anymax compare -m sparsemax 1 2 3"),
         ("compare 1 2 --mapping entmax:alpha=x", "alpha"),
         ("compare 1 2 --alpha -1", "--alpha: Entmax(alpha=-1.0): alpha must be above 0 and finite"),

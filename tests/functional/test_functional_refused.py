@@ -80,7 +80,7 @@ WRONG = (
         (lambda: am.log_softmax(X, tau=2.0), "log_softmax has no option 'tau' (divide the scores by it); its options are axis"),
         (lambda: am.sparsemax(X, msk=KEEP), "(did you mean mask=?)"),
         (lambda: am.sparsemax(X, k=3), "sparsemax has no option 'k' (leave it out"),
-        (lambda: am.sparsemax(X, alpha=2), "(only entmax and normmax take it, as in anymax.Entmax(alpha=1.3))"),
+        (lambda: am.sparsemax(X, alpha=2), "(only entmax, bounded and normmax have it, as in anymax.Entmax(alpha=1.3))"),
         (lambda: am.entmax(X, 1.5, n_iter=50), "entmax has no option 'n_iter' (leave it out, since the answer is exact)"),
         (lambda: am.sparse_softmax(X, top_p=0.9), "sparse_softmax has no option 'top_p' (say p=)"),
         (lambda: am.sparse_softmax(X, top_k=3), "sparse_softmax has no option 'top_k' (say k="),

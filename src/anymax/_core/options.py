@@ -73,7 +73,7 @@ _INSTEAD = {  # options of other libraries that we have not, and what to do
     "T": "divide the scores by it",
     "beta": "multiply the scores by it",
     "b": "add log(b) to the scores",
-    "alpha": "only entmax and normmax take it, as in anymax.Entmax(alpha=1.3)",
+    "alpha": "only entmax, bounded and normmax have it, as in anymax.Entmax(alpha=1.3)",
     "return_support_size": "see anymax.threshold, which has it",
     "input": "the scores come first, without a name",
     "logits": "the scores come first, without a name",

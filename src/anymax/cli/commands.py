@@ -60,7 +60,7 @@ class Name(click.ParamType):
     name = "name"
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return "such as sparsemax"
+        return "For example: sparsemax."
 
 
 class Number(click.ParamType):
@@ -76,6 +76,25 @@ class Number(click.ParamType):
 OWN_NAMES = ("scores", "mappings", "temperature", "as_json", "json", "out", "name")  # other arguments of the commands
 
 
+MEANINGS = {  # of the maps' parameters
+    "alpha": "1 is softmax, 2 sparsemax; a larger one makes normmax more even",
+    "k": "how many classes to choose",
+    "shape": "linear, sigmoid or laplace",
+    "upper": "the most that a class may get",
+    "strength": "a larger one brings neighbours, or ranks, closer together",
+    "regularization": "l2 or kl",
+    "order": "that of the polynomial, an even number",
+    "p": "the share of softmax's mass to keep, such as 0.9",
+    "noise": "normal, gumbel, logistic, uniform, laplace or exponential",
+    "nodes": "how many points the integral is computed at",
+    "scale": "that of the noise",
+    "score": "that of the sink",
+    "bound": "the most that the sink may get",
+    "tau": "the threshold",
+    "epsilon": "a number added to the denominator",
+}
+
+
 def parameters(command: Any) -> Any:
     """Add an option for each parameter of the maps, except names that a command uses itself."""
     for key, maps in reversed(names.options().items()):
@@ -84,7 +103,8 @@ def parameters(command: Any) -> Any:
         defaults = [names.fields(name)[key].default for name in maps]
         kind = click.STRING if any(isinstance(d, str) for d in defaults) else Number()
         kind = click.FLOAT if all(isinstance(d, float) for d in defaults) else kind
-        option = click.option(f"--{key}", key, type=kind, help=f"A parameter of {', '.join(maps)}.")
+        says = f"Of {', '.join(maps)}: {MEANINGS[key]}." if key in MEANINGS else f"A parameter of {', '.join(maps)}."
+        option = click.option(f"--{key}", key, type=kind, help=says)
         command = option(command)
     return command
 
@@ -147,7 +167,7 @@ def program(context: click.Context) -> None:
 @click.option(
     "--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it; 0 is argmax."
 )
-@click.option("--json", "as_json", is_flag=True, help="A document, for standard input a list of them; null is -inf.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; for standard input, a list. null is -inf.")
 def compare(
     scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
@@ -198,7 +218,7 @@ def _document(scores: list[float], temperature: float, rows: list[tuple[Any, np.
 
 
 @program.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inventory(as_json: bool) -> None:
     """List all maps and their properties."""
     maps = names.choose((), {})
@@ -261,7 +281,7 @@ def definition(mapping: Any) -> str:
 
 
 @program.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show_config(as_json: bool) -> None:
     """Show versions, engines and threads, for a bug report."""
     found = _config.config()
@@ -283,18 +303,19 @@ FRAMEWORKS = {"numpy": None, "torch": "torch:from_numpy", "jax": "jax.numpy:asar
     type=click.Choice([*FRAMEWORKS, "all"]),
     default="numpy",
     show_default=True,
-    help="Whose arrays; torch and jax take seconds to load.",
+    help="Whose arrays the call gets; torch and jax take seconds to load.",
 )
 @click.option("--verbose", is_flag=True, help="Say also why the other engines do not compute it.")
-@click.option("--json", "as_json", is_flag=True, help="A document for each framework, with all reasons.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list, one framework each, with all reasons.")
 def explain(name: str, scores: tuple[Any, ...], framework: str, verbose: bool, as_json: bool, **options: Any) -> None:
     """Say which engine computes each operation of a map.
 
+    An engine is code, such as compiled C++ (native) or array operations (reference).
+
     NAME is the map, such as sparsemax or entmax:alpha=1.3.
 
-    SCORES are one row of a call; without them, it is a row of four.
-
-    A single - reads rows of scores from standard input.
+    SCORES are a row of the call: the engine may depend on their number. Without them, it is a row of four. A single - reads rows
+    from standard input.
     """
     rows = rows_of(scores) or [[2.0, 1.0, 0.1, -1.0]]
     documents = []
@@ -353,8 +374,11 @@ PICTURES = ("curves", "bars", "simplex", "losses", "jacobian")
     help="The file to write, whose ending says the format (default: .png), or a folder for it. Default: NAME.png",
 )
 def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str | None, **options: Any) -> None:
-    """Draw a picture of maps to a file. NAME is curves, simplex, losses, bars or jacobian (of SCORES), or a map, for a page with
-    its pictures. A single - reads the scores from standard input.
+    """Draw a picture of maps to a file, and print its name.
+
+    NAME is curves, simplex, losses, bars or jacobian, or a map, for a page with all of its pictures.
+
+    SCORES are the row that bars, jacobian and a map's page show. A single - reads them from standard input.
     """
     from . import pictures  # late: matplotlib is an optional extra
 
@@ -412,10 +436,16 @@ def destination(out: str | None, name: str) -> Path:
     help="Folder of the pictures.",
 )
 @click.option("--quick", is_flag=True, help="Shorter training, smaller pictures.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the first weights and of the split of the data.",
+)
 @click.option("--no-pictures", is_flag=True, help="Tables only.")
 def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
-    """Show all maps on one vector, in a classifier and in pictures."""
+    """Show the maps on one vector, in a classifier and in pictures."""
     from . import tour as run  # late: it needs torch and scikit-learn
 
     with plain_errors():
