@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import functools
@@ -189,8 +190,13 @@ def _best(call: Callable[[], Any], rounds: int = 3) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="A step of each output layer on this machine, and where its time goes."
+    )
+    parser.add_argument("--full", action="store_true", help="the large cases too")
+    full = parser.parse_args().full
     for case in layer_cases():
-        if case.full and "--full" not in sys.argv:
+        if case.full and not full:
             continue
         x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
         share = memory(functools.partial(ours, case, x, weight, y), x, weight)

@@ -60,7 +60,7 @@ def test_version_and_help(call):
 
 def test_help_cuts_no_summary_at_80_columns(call):
     _, out, _ = call("--help", width=80)
-    commands = out.split("Commands:\n")[1].splitlines()
+    commands = out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
     assert len(commands) == 7
     assert all(line.endswith(".") and "..." not in line for line in commands)
 

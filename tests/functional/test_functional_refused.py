@@ -160,6 +160,8 @@ WRONG = (
     )
     | said(
         ValueError,
+        (lambda: am.topp(0.9, X), "min_keep must be …, got float64[2, 3]; topp makes a function of scores, as in topp(...)(x)"),
+        (lambda: am.minp(0.1, [1.0, 2.0]), "got [1.0, 2.0]; minp makes a function of scores, as in minp(...)(x)"),
         (lambda: am.topp(X, 0.9), "topp makes a function of scores, as in topp(...)(x)"),
         (lambda: am.normalize(X), "got ndarray of shape (2, 3); it makes a function of scores, as in normalize('l2')(x)"),
         (lambda: am.cross_entropy(X, Y[:, None]), "of shape (2, 3); drop the last axis"),

@@ -152,8 +152,17 @@ def test_explain(no_library):
         assert "engine 'reference' was asked for" in str(A.explain(Softmax(), torch.randn(2, 5), verbose=True))
 
 
+def test_explain_says_where_a_forced_engine_cannot():
+    torch = pytest.importorskip("torch")
+    with A.use("framework"):
+        told = A.explain(Sparsemax(), torch.randn(2, 5))
+    assert {engine for _, engine, _ in told.rows} == {"none"}
+    assert told.rows[0][2][0][0] == "framework"
+    assert "the call is an error" in str(told)
+
+
 def test_explain_says_what_every_name_in_it_means():
-    assert tuple(explanation.ENGINES_ARE) == kernels.names()
+    assert tuple(explanation.ENGINES_ARE) == (*kernels.names(), "none")
     assert tuple(explanation.IMPLEMENTATIONS_ARE) == tuple(one.name for one in IMPLEMENTATIONS)
     assert tuple(WORDS) == (*kernels.OPS, "slope")
     for m in ("sparsemax", "fusedmax", "ranks"):

@@ -95,6 +95,10 @@ POOL = {
     "no features": (lambda: nn.AttentionPool("softmax", 0), ValueError, "features must be at least 1"),
 }  # fmt: skip
 ATTENTION = {
+    "a map's parameter": (lambda: nn.Attention(8, 2, alpha=1.5), TypeError, 'mapping="entmax:alpha=1.5"'),
+    "heads of keys": (lambda: nn.Attention(8, 2, num_kv_heads=1), TypeError, "say kv_heads="),
+    "weights": (lambda: nn.Attention(8, 2, need_weights=True), TypeError, "it goes to the call"),
+    "no number of heads": (lambda: nn.Attention(8), TypeError, r"num_heads is missing; write Attention\(embed_dim, num_heads\)"),
     "heads of a width": (lambda: nn.Attention(10, 3), ValueError, "embed_dim must be a multiple of num_heads"),
     "a gate": (lambda: nn.Attention(12, 4, gate="heads"), ValueError, 'gate must be True, False or "head", got \'heads\''),
     "kv_heads": (lambda: nn.Attention(12, 4, kv_heads=3), ValueError, "got 12, 4 and 3"),

@@ -37,6 +37,7 @@ _OPTIONS_ELSEWHERE = (  # an option, its names in other libraries, and what to w
     ("dropout_p", "dropout p", ""),
     ("need_weights", "return_attn_probs output_attentions", "True"),
     ("heads", "num_heads", ""),
+    ("kv_heads", "num_kv_heads num_key_value_heads n_kv_heads", ""),
     ("features", "embed_dim", ""),
     # samples
     ("generator", "seed", ", which takes an integer too"),

@@ -151,7 +151,12 @@ class Program(click.Group):
             raise click.UsageError(message, ctx) from None
 
 
-@click.group(cls=Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Program,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="For example: anymax compare 2 1 0.1 -1",
+)
 @click.version_option(__version__, prog_name="anymax", message="%(prog)s %(version)s")
 @click.pass_context
 def program(context: click.Context) -> None:

@@ -230,7 +230,12 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers, *, verbose: bool = Fa
         return dataclasses.replace(explain(given.mapping, given.rows, verbose=verbose), mapping=mapping)
     rows, plans = [], []
     ops = (*OPS, SLOPE) if any(name in mapping.learns for name in mapping.params()) else OPS
+    only = forced()
     for op in ops if mapping.has_threshold else (o for o in ops if o != "threshold"):
+        if only is not None and (refused := _refusal(only, op, mapping, scores)) is not None:
+            rows.append((op, "none", ((only.name, refused),)))
+            plans.append(None)
+            continue
         engine = choose(op, mapping, scores)
         plans.append(engine.plan(_asked_of_engines(op, mapping), mapping, scores))
         refusals = []

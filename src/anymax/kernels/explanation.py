@@ -18,6 +18,7 @@ ENGINES_ARE = {
     "framework": "softmax of torch or JAX itself",
     "xla": "compiled C++ on the CPU, called by JAX through XLA",
     "reference": "the map's formula in array operations; it serves every call",
+    "none": "the engine that was asked for can't compute it: the call is an error",
 }
 IMPLEMENTATIONS_ARE = {
     "sdpa": "torch's scaled_dot_product_attention",
@@ -51,7 +52,8 @@ class Explanation:
     mapping
         The map.
     rows
-        For each operation its name, the name of its engine, and a pair (engine, reason) for each engine that refused.
+        For each operation its name, the name of its engine ("none" if the one asked for can't), and a pair (engine, reason) for each
+        engine that refused.
     plans
         For each operation how the engine computes it, or None; those of "native" name a rule of `csrc/plan.hpp`.
     verbose

@@ -13,6 +13,7 @@ from .._attention import attention, is_causal_bias, kept_by, operands
 from .._attention.call import ImplementationName
 from .._attention.scores import transforms_of
 from .._core.mapping import Mapping
+from .._core.options import check_keywords
 from .adaptive_scale import AdaptiveScale
 from .base import OfMapping, check_integer, or_softmax
 from .nested import nested_as, padded
@@ -81,6 +82,9 @@ class Attention(OfMapping):
     k_proj_weight: nn.Parameter
     v_proj_weight: nn.Parameter
 
+    @check_keywords(
+        {"alpha": 'write Attention(..., mapping="entmax:alpha=1.5")', "need_weights": "it goes to the call"}
+    )
     def __init__(
         self,
         embed_dim: int,

@@ -422,7 +422,7 @@ def check_range(who: str, name: str, value: Any, allowed: Range, advice: str = "
 
 def of_scores(who: str, value: Any) -> str:
     """The end of an error about a parameter that looks like scores, which a transform takes once it is made."""
-    scores = is_array(value) and value.ndim and value.shape[-1] != 1
+    scores = value.ndim and value.shape[-1] != 1 if is_array(value) else isinstance(value, (list, tuple))
     return f"; {who} makes a function of scores, as in {who}(...)(x)" if scores else ""
 
 

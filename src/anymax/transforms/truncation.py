@@ -485,6 +485,7 @@ class _XTC(Truncation):
 def min_keep_of(who: str, min_keep: Any) -> int:
     if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
-            f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
+            f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {brief(min_keep)}"
+            + of_scores(who, min_keep)
         )
     return min(int(min_keep), _MOST)
