@@ -54,8 +54,8 @@ def _effect(
     if isinstance(part, str):
         return part
     _expect(part, EFFECT)
-    if part["says"].count("{}") != 1:
-        raise ValueError(f"says = {part['says']!r}: expected one {{}}, where the figure goes")
+    if part["says"].count("{}") > 1:
+        raise ValueError(f"says = {part['says']!r}: expected one {{}} at most, where the figure goes")
     own = [test for test in tests if test["claim"] == part["claim"]]
     meant = [test for test in own if test["what"] == part["test"]] or [t for t in own if part["test"] in t["what"]]
     words = {test["what"] for test in meant}
@@ -65,12 +65,12 @@ def _effect(
             f"{len(words)} tests of the claim {part['claim']!r} have the words {part['test']!r}, expected one: {'; '.join(known)}"
         )
     claim, together = verdicts[part["claim"]]
-    figure, interval = evidence.figures(meant[0]["found"])
-    before, after = part["says"].split("{}")
-    unit = re.match(r" %| points?| times", after)
-    at = unit.end() if unit else 0
-    said = f"{before}{figure}{after[:at]}{interval}{after[at:]}"
+    said = _sentence(part["says"], meant[0]["found"])
     if together not in ("confirmed", "contradicted"):
+        if "{}" not in part["says"]:
+            raise ValueError(
+                f"says = {part['says']!r}: expected a figure, since the claim {part['claim']!r} is undecided"
+            )
         return f"{said}: undecided"
     telling = evidence.telling(claim, own)
     if together == "contradicted" and telling not in meant:
@@ -78,3 +78,27 @@ def _effect(
             f"another test contradicts the claim {part['claim']!r}; name it: {telling and telling['what']}"
         )
     return said
+
+
+_OPPOSITE = {"above": "below", "higher": "lower", "more": "less"}
+
+
+def _sentence(says: str, found: dict[str, Any]) -> str:
+    """The words with figure and interval: a share is at most 100 %, and fewer points are so many "below" or "less"."""
+    before, *rest = says.split("{}")
+    if not rest:
+        return says
+    unit = re.match(r" %| points?| times", rest[0])
+    at = unit.end() if unit else 0
+    after = rest[0][at:]
+    side = re.match(rf" ({'|'.join(_OPPOSITE)})\b", after)
+    if side and found["mean"] < 0.0:
+        after = f" {_OPPOSITE[side[1]]}{after[side.end() :]}"
+        found = {
+            name: None if found[other] is None else -found[other]
+            for name, other in (("mean", "mean"), ("low", "high"), ("high", "low"))
+        }
+    figure, interval = evidence.figures(found)
+    if rest[0][:at] == " %" and (found["high"] or 0.0) > 100.0 >= found["mean"]:
+        interval = f"{interval.partition(' to ')[0]} to 100)"
+    return f"{before}{figure}{rest[0][:at]}{interval}{after}"

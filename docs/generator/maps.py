@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import anymax
 from anymax._array import is_number
 from anymax.cli import names
+from anymax.kernels.triton import refuse_map
 from anymax.mappings import CATALOGUE
 
 from . import examples, measured, pictures, text
@@ -51,7 +53,15 @@ def pages() -> list[Page]:
 
 def learnable(mapping: anymax.Mapping) -> list[str]:
     """The parameters that may be arrays and then have a gradient."""
-    return [name for name, value in mapping.constants().items() if is_number(value) and _takes_arrays(mapping, name)]
+    constants = mapping.constants().items()
+    return [n for n, value in constants if is_number(value) and _takes_arrays(mapping, n) and _has_gradient(mapping, n)]
+
+
+def _has_gradient(mapping: anymax.Mapping, name: str) -> bool:
+    """Whether p depends smoothly on a parameter; on the k of a top-k it does not."""
+    value = torch.tensor(float(mapping.constants()[name]), dtype=torch.float64, requires_grad=True)
+    p = anymax.apply(mapping.replace(**{name: value}), torch.tensor(VECTOR, dtype=torch.float64))
+    return p.requires_grad
 
 
 def _takes_arrays(mapping: anymax.Mapping, name: str) -> bool:
@@ -95,10 +105,11 @@ def lead(f: anymax.Facts) -> str:
 def engines(mapping: Any) -> str:
     """Which compiled kernels a map has, and why not."""
     if mapping.kernel:
-        return "CPU and GPU"
+        return "CPU and GPU" if refuse_map("forward", mapping) is None else "CPU"
     if mapping.hidden is not None:
         return "those of the inner map"
-    yours = any(callable(getattr(mapping, field.name)) for field in dataclasses.fields(mapping))
+    values = [getattr(mapping, field.name) for field in dataclasses.fields(mapping)]
+    yours = any(callable(value) and not isinstance(value, anymax.Mapping) for value in values)
     return "none: the functions are yours" if yours else "none: its formulas run as they are"
 
 
@@ -181,7 +192,7 @@ def markdown(page: Page) -> str:
         sections["Definition"],
         on_one_vector(page),
         text.section("Facts", facts(page)),
-        "`tests/laws/test_facts.py` checks each line with numbers.",
+        "`tests/laws/test_facts.py` checks the first five lines with numbers.",
         *(sections[title] for title in ("Loss", "Gradient", "When it helps", "When it hurts")),
         text.section("In three frameworks", examples.tabs(examples.MAP, **words)),
         text.section("Measured", measured.of_map(name)),

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 from transform_cases import ALL, INF, everyone
 
-from anymax.transforms import cosine, eta, minp, mix, normalize, prior, scalable, temperature, topk, topp, typical
+from anymax.transforms import (
+    cosine,
+    eta,
+    minp,
+    mix,
+    normalize,
+    prior,
+    scalable,
+    softcap,
+    temperature,
+    topk,
+    topp,
+    typical,
+)
 
 
 @everyone
@@ -122,3 +135,12 @@ def test_torch_compile_and_vmap(name):
         first = dataclasses.replace(transform, axis=0) if name != "compose" else transform
         cube = torch.stack([x.T, -x.T]) if name != "compose" else torch.stack([x, -x])
         torch.testing.assert_close(torch.func.vmap(first)(cube), torch.stack([first(c) for c in cube]))
+
+
+def test_a_number_of_python_has_a_gradient_in_jax():
+    """`jax.grad` at a float: JAX's constant of it is no array."""
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray([1.0, 2.0, 0.0])
+    for make in (temperature, softcap):
+        at_number, at_array = (jax.grad(lambda t, make=make: make(t)(x)[0])(t) for t in (1.5, jax.numpy.asarray(1.5)))
+        assert float(at_number) == float(at_array) != 0.0

@@ -177,7 +177,9 @@ def stop_gradient(x: Any) -> Any:
     if is_torch(x):
         return x.detach()
     if is_jax(x):
-        return sys.modules["jax"].lax.stop_gradient(x)
+        constant = sys.modules["jax"].lax.stop_gradient(x)
+        # of a number of Python under jax.grad JAX 0.10 gives a number
+        return constant if is_jax(constant) else sys.modules["jax"].numpy.asarray(constant, x.dtype)
     return x
 
 

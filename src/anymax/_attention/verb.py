@@ -103,7 +103,8 @@ def attention(
 ) -> ArrayT | tuple[ArrayT, ...]:
     """Attention `p(scale q k^T + bias) v`, where p is any map, not only softmax.
 
-    It takes the shapes of `torch.nn.functional.scaled_dot_product_attention`, on NumPy, torch and JAX. With a sparse map each query
+    It takes the shapes of `torch.nn.functional.scaled_dot_product_attention`, on NumPy, torch and JAX. Its fourth argument is the map, so
+    give a mask by name, as `mask=` or `attn_mask=`. With a sparse map each query
     attends to a few keys, and the others get a weight of exactly 0. `anymax.nn.Attention` is the torch module, `anymax.hf` is for
     models of transformers, and `explain_attention` says which implementation a call gets.
 

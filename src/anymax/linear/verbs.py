@@ -86,7 +86,7 @@ def linear_loss(
     Sparse maps, such as `Entmax(1.5)`, are also faster on a CPU, and in fp32 on a GPU: their gradient needs only the classes of
     the support. Where it has more than about 1 class in 50, as at the beginning of a training, they take about as long as softmax.
 
-    Second derivatives hold all scores in torch, and need `anymax.use("reference")` in JAX.
+    In torch, second derivatives hold all scores; in JAX they need `anymax.use("reference")`.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class RouterOptions(TypedDict, total=False):
     scores
         The outputs of the gate (logits), [..., experts]; -inf marks an expert that is not there.
     k
-        How many experts each token goes to.
+        How many experts each token goes to; not needed with `index`.
     scoring
         What makes values of the scores: "sigmoid" or "sqrtsoftplus" of each score by itself, or a map of the row by its name or as
         such, for example "softmax" or `anymax.Entmax(1.5)`.
