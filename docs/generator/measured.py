@@ -268,6 +268,13 @@ def all_figures() -> str:
     return re.sub(r"\[([^\]]+)\]\(([^)]+\.json)\)", r"`\2`", body)
 
 
+DTYPES = ("fp32", "fp64")
+
+
+def _size(error: float) -> str:
+    return f"{error:,.0f}" if error >= 100 else f"{error:.2g}"
+
+
 def errors() -> str:
     """The table of `python -m benchmarks.accuracy`."""
     if not accuracy():
@@ -277,12 +284,10 @@ def errors() -> str:
     for r in found["errors"]:
         peer = r.get("peer")
         unit, note = ("tv", " (total variation)") if r["quadrature"] else ("ulps", "")
-        theirs = (
-            (f"`{peer['name']}`", f"{peer['fp32'][unit]:.3g}", f"{peer['fp64'][unit]:.3g}") if peer else ("", "", "")
-        )
-        rows.append((f"`{r['case']}`{note}", f"{r['fp32'][unit]:.2g}", f"{r['fp64'][unit]:.2g}", *theirs))
+        theirs = (f"`{peer['name']}`", *(_size(peer[dtype][unit]) for dtype in DTYPES)) if peer else ("", "", "")
+        rows.append((f"`{r['case']}`{note}", *(_size(r[dtype][unit]) for dtype in DTYPES), *theirs))
     versions = found["versions"]
     packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "entmax", "numpy") if name in versions)
     own = f"engine {found['engine']}, anymax {versions['anymax']} ({versions['commit']})"
-    head = ("map", "fp32", "fp64", "another package", "fp32", "fp64")
+    head = ("map", "fp32, ulp", "fp64, ulp", "another package", "fp32, ulp", "fp64, ulp")
     return text.table(head, rows, (1, 2, 4, 5)) + f"\n\n{found['hardware']['cpu']}, {own}; {packages}; {found['date']}."
