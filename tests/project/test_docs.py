@@ -389,11 +389,20 @@ def test_the_figures_of_the_decision_page_are_those_of_the_results():
             seen.add(verdict)
             words, undecided = shown.removesuffix(": undecided"), verdict not in ("confirmed", "contradicted")
             assert (words != shown) == undecided
+            if "{}" not in part["says"]:
+                assert words == part["says"]
+                continue
             (interval,) = re.findall(r" \((\S+) to (\S+)\)", words)
             decimals = len(interval[0].partition(".")[2])
-            mean, *ends = (f"{found[k]:z.{decimals}f}".replace("-", "−") for k in ("mean", "low", "high"))
-            assert list(interval) == ends
-            assert words.replace(" ({} to {})".format(*interval), "") == part["says"].replace("{}", mean)
+            says, bounds = part["says"], [found[k] for k in ("mean", "low", "high")]
+            if found["mean"] < 0 and re.search(r"\{\} points? (above|higher|more)", says):
+                bounds = [-bounds[0], -bounds[2], -bounds[1]]
+                for more, less in (("{} points above", "{} points below"), ("{} points higher", "{} points lower")):
+                    says = says.replace(more, less)
+                says = says.replace("{} points more", "{} points less")
+            mean, *ends = (f"{bound:z.{decimals}f}".replace("-", "−") for bound in bounds)
+            assert list(interval) == [ends[0], "100" if "{} %" in says and bounds[2] > 100 else ends[1]]
+            assert words.replace(" ({} to {})".format(*interval), "") == says.replace("{}", mean)
             assert found["high"] - found["low"] > 9 * 10**-decimals, "too few digits for the interval"
     assert seen == {"confirmed", "contradicted", "undecided"}
 
@@ -442,6 +451,11 @@ def test_a_need_says_whether_its_effect_is_decided(one_need):
     )
     for verdict in ("undecided", "not tested"):
         assert "| 9.0 % (8.5 to 9.5) are 0: undecided |" in one_need([zeros], a=verdict)
+        with pytest.raises(ValueError, match="expected a figure, since the claim 'a' is undecided"):
+            one_need([zeros | {"says": "most are 0"}], a=verdict)
+    assert "| most are 0 |" in one_need([zeros | {"says": "most are 0"}])
+    worse = gain | {"says": "it is {} points above the other"}
+    assert "it is 9.0 points (8.5 to 9.5) below the other" in one_need([worse])
 
 
 @pytest.mark.parametrize(
@@ -451,7 +465,7 @@ def test_a_need_says_whether_its_effect_is_decided(one_need):
         ({"claim": "a", "test": "zeros"}, {}, "2 tests of .*: zeros, digits; zeros, text"),
         ({"claim": "c", "test": "zeros"}, {}, "0 tests of the claim 'c' .*b: gain, far"),
         ({"claim": "b", "test": "gain, near"}, {}, "another test contradicts the claim 'b'; name it: gain, far"),
-        ({"claim": "a", "test": "digits", "says": "9 % are 0"}, {}, "expected one {}, where the figure goes"),
+        ({"claim": "a", "test": "digits", "says": "{} of {}"}, {}, "expected one {} at most, where the figure goes"),
         ({"claim": "a", "test": "digits", "unit": "%"}, {}, "expected the keys claim, says, test, got claim, says, test, unit"),
         ({"claim": "a", "test": "digits"}, {"experiment": "two"}, "two has no saved results; there are one"),
         ({"claim": "a", "test": "digits"}, {"page": "two"}, "expected the keys for, loss, map, page, got"),
