@@ -37,7 +37,7 @@ def _row(need: dict[str, Any], results: dict[str, Any], judged: dict[str, Any], 
     if name not in results:
         raise ValueError(f"{name} has no saved results; there are {', '.join(results)}")
     verdicts = {claim["key"]: (claim, one.together) for claim, one in judged[name]}
-    said = "<br>".join(_effect(part, results[name]["tests"], verdicts) for part in need["effect"])
+    said = ";<br>".join(_effect(part, results[name]["tests"], verdicts) for part in need["effect"])
     page = f"[experiment](../experiments/results/{name}.md)"
     return (*(need[key] for key in ("for", "map", "loss", "do") if key in keys), said, page)
 

@@ -379,7 +379,7 @@ def test_the_figures_of_the_decision_page_are_those_of_the_results():
         name = need["experiment"]
         tests = json.loads((evidence.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["tests"]
         assert row.endswith(f"[experiment](../experiments/results/{name}.md) |")
-        for shown, part in zip(row.split(" | ")[-2].split("<br>"), need["effect"], strict=True):
+        for shown, part in zip(row.split(" | ")[-2].split(";<br>"), need["effect"], strict=True):
             if isinstance(part, str):
                 assert shown == part
                 continue
@@ -446,7 +446,7 @@ def test_a_need_says_whether_its_effect_is_decided(one_need):
     zeros = {"claim": "a", "test": "digits", "says": "{} % are 0"}
     gain = {"claim": "b", "test": "gain, far", "says": "it changes by {}"}
     assert one_need([zeros, gain]) == (
-        "| sparsity | `Sparsemax()` | any | 9.0 % (8.5 to 9.5) are 0<br>it changes by −9.0 (−9.5 to −8.5) "
+        "| sparsity | `Sparsemax()` | any | 9.0 % (8.5 to 9.5) are 0;<br>it changes by −9.0 (−9.5 to −8.5) "
         "| [experiment](../experiments/results/one.md) |"
     )
     for verdict in ("undecided", "not tested"):
