@@ -140,10 +140,10 @@ def test_explain(no_library):
     assert " not framework: it has no loss (soft targets), only p, gradient of p\n" in str(told)
     with A.use("reference"):
         said = str(A.explain(Sparsemax(), torch.randn(2, 5)))
-        assert "  p                     reference: iterates, 20 to 200 times a kernel's time\n" in said
+        assert "  p                     reference: iterates, 20 to 500 times a kernel's time\n" in said
         assert "  log p                 reference: the logarithm of p\n" in said
         assert "  loss (soft targets)   reference: a formula of p\n" in said
-        assert " reference: 5 to 30 times a kernel's time" in str(A.explain(A.Elementwise(), torch.randn(2, 5)))
+        assert " reference: 5 to 100 times a kernel's time" in str(A.explain(A.Elementwise(), torch.randn(2, 5)))
     told = A.explain(Sparsemax(), torch.randn(2, 5), verbose=True)
     assert "torch has a fused softmax, but no sparsemax" in str(told)
     told = A.explain(Softmax(), [0.0, 1.0], verbose=True)

@@ -83,12 +83,12 @@ MEANINGS = {  # of the maps' parameters
     "upper": "the most that a class may get",
     "strength": "a larger one brings neighbours, or ranks, closer together",
     "regularization": "l2 or kl",
-    "order": "that of the polynomial, an even number",
+    "order": "the degree of the polynomial, an even number",
     "p": "the share of softmax's mass to keep, such as 0.9",
     "noise": "normal, gumbel, logistic, uniform, laplace or exponential",
     "nodes": "how many points the integral is computed at",
-    "scale": "that of the noise",
-    "score": "that of the sink",
+    "scale": "the width of the noise",
+    "score": "the score of the sink",
     "bound": "the most that the sink may get",
     "tau": "the threshold",
     "epsilon": "a number added to the denominator",
@@ -176,12 +176,12 @@ def program(context: click.Context) -> None:
 def compare(
     scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
-    """Print what every map gives for one row of scores.
+    """Print what every map gives for a row of scores.
 
     SCORES are numbers, such as 2 1 0.1 -1.
 
-    Commas between numbers are ignored. Without SCORES, or with a single -, they are read from standard input, one vector per line,
-    with numbers separated by spaces, commas, semicolons or tabs; a column of numbers is one vector.
+    Commas between numbers are ignored. Without SCORES, or with a single -, they are read from standard input, one row per line, with
+    numbers separated by spaces, commas, semicolons or tabs. Lines of one number each are together one row.
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
@@ -450,7 +450,10 @@ def destination(out: str | None, name: str) -> Path:
 )
 @click.option("--no-pictures", is_flag=True, help="Tables only.")
 def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
-    """Show the maps on one vector, in a classifier and in pictures."""
+    """Show the maps on scores, in a classifier and in pictures.
+
+    It needs torch and scikit-learn, and matplotlib for the pictures.
+    """
     from . import tour as run  # late: it needs torch and scikit-learn
 
     with plain_errors():
@@ -464,7 +467,7 @@ EXPLORER = Path(__file__).parents[1] / "explorer" / "index.html"
 @program.command()
 @click.option("--print-path", "--no-browser", "print_path", is_flag=True, help="Only say where the page is.")
 def explore(print_path: bool) -> None:
-    """Open the explorer in a browser: drag scores, watch all maps."""
+    """Open the explorer in a browser: drag scores, watch maps."""
     import webbrowser  # late: no other command needs it
 
     if not EXPLORER.is_file():

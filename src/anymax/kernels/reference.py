@@ -74,8 +74,8 @@ class Reference(Engine):
         if is_jax(x):
             return "XLA compiles the formula under jit"
         if mapping.iterative:
-            return "iterates, 20 to 200 times a kernel's time"
-        return "5 to 30 times a kernel's time"
+            return "iterates, 20 to 500 times a kernel's time"
+        return "5 to 100 times a kernel's time"
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
         out = _in_compute_dtype(mapping.loss, x, p, y)
