@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/tasks.hpp"
-#include "core/vec.hpp"
 #include "limits.hpp"
 
 namespace ANYMAX_UNIT {
@@ -13,12 +12,12 @@ struct Team {
 
 constexpr int64_t pieces_of(int64_t n) { return (n + PIECE - 1) / PIECE; }
 
-// f(k, begin, end) for every piece [begin, end) of [0, n).
+// f(k, begin, end) for every piece [begin, end) of [0, n), each whole: a team chooses itself where it divides.
 template <class F>
-ANYMAX_INLINE void pieces(const Team &team, int64_t n, F f) {
-    const int64_t count = pieces_of(n);
+inline __attribute__((always_inline)) void pieces(const Team &team, int64_t n, F f, int64_t size = PIECE) {
+    const int64_t count = (n + size - 1) / size;
     const auto each = [&](int64_t from, int64_t to) {
-        for (int64_t k = from; k < to; k++) f(k, k * PIECE, k * PIECE + PIECE < n ? k * PIECE + PIECE : n);
+        for (int64_t k = from; k < to; k++) f(k, k * size, k * size + size < n ? k * size + size : n);
         return 0;
     };
     if (!team.run || count == 1) return (void)each(0, count);

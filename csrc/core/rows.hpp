@@ -182,6 +182,9 @@ inline double vanishing(int32_t dtype) {
     return dtype == ANYMAX_F16 ? 0x1p-25 : dtype == ANYMAX_BF16 ? 0x1p-134 : dtype == ANYMAX_F32 ? 0x1p-150 : 0.0;
 }
 
+// The largest number below 1 of a half; of other dtypes 1.
+inline double below_1(int32_t dtype) { return dtype == ANYMAX_F16 ? 1.0 - 0x1p-11 : dtype == ANYMAX_BF16 ? 1.0 - 0x1p-8 : 1.0; }
+
 // A long row in pieces. By value: what f has seen of its caller stays in the caller's registers.
 template <class C, class F>
 __attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool bypass, const Team &team, F f) {

@@ -7,6 +7,8 @@ namespace ANYMAX_UNIT {
 
 // Differences of scores, and thresholds, are rounded: what differs by less from a share of 0 or 1, in doubles, is one of these.
 constexpr double HARDLY_ANY = 0x1p-51, ALMOST_ALL = 1.0 - 0x1p-52;
+// The same of floats, generously.
+constexpr double NEARLY_1 = 1.0 - 0x1p-20;
 
 // Of y the level in [0, 1] where clip(y + level, 0, 1) sums to k: sparsemax's link, whose classes are full from 1 on.
 struct Clip : Power<1> {
@@ -36,6 +38,8 @@ ANYMAX_INLINE vd share(vd t, vd lost) {
     const vd least = larger(lost + HARDLY_ANY, vd{});
     return t >= ALMOST_ALL ? all<vd>(1.0) : t > least ? smaller(t - lost, all<vd>(1.0)) : vd{};
 }
+// A share below 1 stays below: at 1, to which a half would round it, a class has no gradient. `most` is `below_1` of the dtype.
+ANYMAX_INLINE vd below_full(vd p, double most) { return p < NEARLY_1 ? smaller(p, all<vd>(most)) : p; }
 
 // The shares between 0 and 1, how many they are, and how many are 1.
 template <class V>

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "core/tasks.hpp"
+#include "core/pieces.hpp"
 #include "limits.hpp"
 
 namespace ANYMAX_UNIT {
@@ -81,20 +81,14 @@ bool inserted(Item *a, int64_t n, int64_t most) {
 typedef uint32_t Counts[256];
 
 // Parts of a row that is sorted, and the rooms for the counts of all digits that they need.
-constexpr int64_t sorted_parts(int64_t n, anymax_parallel team) { return team ? (n + PIECE - 1) / PIECE : 1; }
+constexpr int64_t sorted_parts(int64_t n, anymax_parallel team) { return team ? pieces_of(n) : 1; }
 
 // Sorts by the digits from LOWEST on, in parts that the threads of `team` share; the items are in the one that is returned.
 template <int LOWEST, class Item>
 Item *by_digits(Item *a, Item *b, int64_t n, Counts *counts, anymax_parallel team) {
     constexpr int DIGITS = Item::DIGITS;
-    const int64_t parts = sorted_parts(n, team), size = team ? PIECE : n;
-    // f(k, begin, end) for every part, whole: a team chooses itself where it divides
-    const auto each = [=](auto f) {
-        share(team, parts, 1, [=](int64_t k, int64_t last) {
-            for (; k < last; k++) f(k, k * size, k * size + size < n ? k * size + size : n);
-            return 0;
-        });
-    };
+    const int64_t parts = sorted_parts(n, team);
+    const auto each = [=](auto f) { pieces(Team{team}, n, f, team ? PIECE : n); };
     // of digits d to `end`, in each part
     const auto count = [&](int d, int end) {
         each([=](int64_t k, int64_t from, int64_t to) {

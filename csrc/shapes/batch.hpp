@@ -18,10 +18,11 @@ struct Batch {
     int64_t count[W];       // its candidates; CROWDED: too many; -1: the row is served by itself, as are crowded ones but for
                             // the powers' probabilities
     int64_t most;           // the largest of these counts, in eights
+    double below_1;         // of the dtype of the results
     uint32_t few;           // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
     uint64_t hit[W][BATCH_LONGEST / W / 64];  // of each row one bit a vector: 1 where it has candidates; of SUPPORTS, once the
                                               // row is written, where p is not 0
-    uint32_t wanted;  // one bit a row, 0: a loss or gradient whose target is no class
+    uint32_t wanted;                          // one bit a row, 0: a loss or gradient whose target is no class
     int64_t target[W];
     const float *scale;
     alignas(64) float aim[W];                                // the targets' scores

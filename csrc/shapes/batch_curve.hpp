@@ -80,7 +80,7 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool b
     for (int64_t r = 0; r < W; r++)
         if (far >> r & 1) b.count[r] = -1;
     batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES, few);
-    share_out<float>(b.transposed, b.other, b.most, lowest, edge, top, lanes_asked(b), k);
+    share_out<float>(b.transposed, b.other, b.most, lowest, edge, top, lanes_asked(b), k, b.below_1);
     return write_found<SCORES_FROM, OUT>(b, rows, n, bypass);
 }
 

@@ -317,8 +317,8 @@ static Support<C> bounded_support(const L &link, double alpha, const C *x, int64
             anchor = highest_lane(high);
         }
         const double level = link.level_of(every_class ? -1.0 : ((double)s.top - (double)anchor) + (double)bound);
-        const double *const p = u.each ? bounded_solve(link, EachBound<C>{most}, c, most, anchor, level, every_class, scratch)
-                                       : bounded_solve(link, OneBound<C>{u.one}, c, most, anchor, level, every_class, scratch);
+        double *const p = u.each ? bounded_solve(link, EachBound<C>{most}, c, most, anchor, level, every_class, scratch)
+                                 : bounded_solve(link, OneBound<C>{u.one}, c, most, anchor, level, every_class, scratch);
         if (p || scratch.failed) return Support<C>{c.index, p, p ? c.count : 0, -inf64, true, true};
     }
 }

@@ -210,9 +210,10 @@ ANYMAX_INLINE Totals<V, 3> clip_root(int64_t n, V &level, V low, V high, double 
 
 constexpr float FLOAT_RANGE = 1e4f;  // scores further apart are solved row by row, in doubles
 // The shares of a budget of k among scores one row a lane, all relative to an origin near to tau, which lies between the edge
-// and the largest score: the level first in the type of the scores, then in doubles.
+// and the largest score: the level first in the type of the scores, then in doubles. `most` as in `below_full`.
 template <class C>
-inline void share_out(const vec<C> *v, vec<C> *out, int64_t n, vec<C> origin, vec<C> edge, vec<C> top, vec<C> asked, double k) {
+inline void share_out(const vec<C> *v, vec<C> *out, int64_t n, vec<C> origin, vec<C> edge, vec<C> top, vec<C> asked, double k,
+                      double most) {
     constexpr bool NARROW = sizeof(C) == 4;
     vec<C> level = splat(C(0.5));
     clip_root<vec<C>>(n, level, origin - top, origin - edge, k, asked, NARROW ? 1e-5 : 1e-12, NARROW ? 24 : 100,
@@ -225,7 +226,8 @@ inline void share_out(const vec<C> *v, vec<C> *out, int64_t n, vec<C> origin, ve
         const auto s = clip_root<vd>(n, at, from - part(top, h), from - part(edge, h), k, part(asked, h),
                                      NARROW ? 1e-12 : 1e-15, NARROW ? 100 : 20, y);
         const vd lost = left_over(s, k);
-        for (int64_t i = 0; i < n; i++) store_narrow((C *)(out + i) + h * width<double>, share(y(i) + at, lost));
+        for (int64_t i = 0; i < n; i++)
+            store_narrow((C *)(out + i) + h * width<double>, below_full(share(y(i) + at, lost), most));
     }
 }
 

@@ -77,6 +77,9 @@ static void forward_row(const anymax_call &call, int64_t row, Source source, Lin
         if (source != CANDIDATES && forward_dense(call, row, source, link, x, known, out, scratch, team)) return;
         const Support<C> found = support_of(link, call.param, x, n, scratch, team, &known);
         if (scratch.failed) return;
+        if (link == CAPPED && !is_type<C>(call.dtype))
+            for (int64_t i = 0; i < found.count; i += width<double>)
+                store(found.p + i, below_full(load(found.p + i), below_1(call.dtype)));
         save_support(call, row, found);
         if (!found.sound) return fill(out, not_a_number<C>);
         return spread(out, found.index, found.p, found.count, team);

@@ -9,7 +9,7 @@ namespace ANYMAX_UNIT {
 template <class C>
 struct Support {
     const int32_t *index;
-    const double *p;
+    double *p;
     int64_t count;
     double tau;
     bool sound, any;

@@ -104,7 +104,7 @@ static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish fin
     if (link.whole) bound = bound_of(link, s, level);
     Candidates<C> c = bound == -infinity<C> ? collect_from(x, n, s, bound, scratch) : collect(x, n, s, bound, scratch);
     if (scratch.failed) return poisoned<C>(true, false);
-    const double *p = probabilities(link, c, s.top, level, finish, scratch);
+    double *p = probabilities(link, c, s.top, level, finish, scratch);
     if (!p) return poisoned<C>(true, false);
     return Support<C>{c.index, p, c.count, (double)s.top + link.tau(level), true, true};
 }

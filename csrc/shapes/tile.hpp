@@ -10,6 +10,7 @@ struct Tile {
     vec<C> v[TILE_MOST];
     vec<C> high;
     ints<C> sound, any;
+    double below_1 = 1.0;  // of the dtype that its probabilities get
 };
 
 template <class C>
@@ -184,7 +185,7 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
     for (int64_t i = n; i < whole; i++) t.v[i] = splat(-infinity<C>);
     low = sound ? low : vec<C>{}, high = sound ? high : vec<C>{};
     share_out<C>(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high,
-                 sound ? splat(C(1)) : vec<C>{}, k);
+                 sound ? splat(C(1)) : vec<C>{}, k, t.below_1);
     return bits(sound);
 }
 

@@ -106,6 +106,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
     Batch *const memory = batch_memory(scratch);
     if (!memory) return;
     Batch &b = *memory;
+    b.below_1 = below_1(call.dtype);
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
         const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are transposed in one go

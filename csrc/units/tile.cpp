@@ -120,6 +120,7 @@ void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t
     if (call.op != ANYMAX_FORWARD && call.op != ANYMAX_LOG) return loss_rows<C>(call, plan.link, begin, end);
     const Lanes<C> lanes(call, call.x), out(call, call.out);
     Tile<C> t;
+    t.below_1 = below_1(call.dtype);
     each_tile<C>(begin, end, [&](int64_t r, int64_t count) {
         lanes.in(t, r, count);
         if (call.op == ANYMAX_LOG) return tile_log_softmax(t, call.n), out.out(t, r, count, 0);

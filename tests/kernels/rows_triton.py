@@ -160,6 +160,22 @@ def test_halves(case, dtype, form):
         close(engine.ENGINE.vjp(mapped(case), x, got, g), want, 2e-2 * max(1.0, float(want.abs().max())))
 
 
+@pytest.mark.parametrize(("dtype", "form"), [("float16", form) for form in FORMS] + [("bfloat16", "whole")])
+def test_no_class_of_a_budget_is_rounded_up_to_its_bound(dtype, form):
+    x = torch.full((3, 97), -9.0, dtype=getattr(torch, dtype), device=DEVICE)
+    half = torch.finfo(x.dtype).eps / 2  # the distance of 1 and the number below
+    x[:, 3], x[:, 40], x[:, 90] = 0.5 + half, 1.0, 0.5  # tau is half / 3
+    g = rows(97, dtype, batch=(3,), seed=4)
+    with planned(form):
+        p = engine.ENGINE.forward(am.Budget(2), x)
+        assert (1 - p.double()[:, 40]).tolist() == 3 * [half]
+        got = engine.ENGINE.vjp(am.Budget(2), x, p, g)
+    free = p > 0
+    assert torch.equal(got != 0, free)
+    mean = torch.where(free, g.double(), 0).sum(-1, keepdim=True) / 3
+    close(got, torch.where(free, g - mean, 0), 2 * half * float(g.abs().max()))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("p", [0.3, 0.9])
 def test_two_rows_of_several_warps_in_a_program(p, masked):

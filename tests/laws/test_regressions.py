@@ -1,6 +1,7 @@
 """Defects that reviews found, each held by the smallest case that shows it."""
 
 import abc
+import contextlib
 import copy
 import math
 
@@ -62,6 +63,45 @@ def test_a_budget_of_another_shape_has_no_kernel_of_the_linear_one(shape):
     np.testing.assert_array_equal(am.apply(f"budget:k=2,shape={shape}", x), am.budget(x, 2, shape=shape))
     with pytest.raises(ValueError, match=r"shape must be one of 'linear', 'sigmoid', 'laplace', got 'normal'"):
         Budget(2, "normal")
+
+
+@pytest.mark.parametrize("kind", ["native", "reference", "functorch", "jax", "segments"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_class_of_a_budget_is_rounded_up_to_its_bound(dtype, kind):
+    """There it would have no gradient: below 1 by less than half a unit, it has that of any class between 0 and 1."""
+    some = 0
+    for n, k in ((10, 3), (100, 30), (1000, 100), (300, 200)):
+        draw = torch.Generator().manual_seed(n)
+        x, g = (torch.randn(60_000 // n, n, generator=draw).to(dtype) for _ in range(2))
+        y = x.double().requires_grad_()
+        exact = am.apply(Budget(k), y)
+        (want,) = torch.autograd.grad(exact, y, g.double())
+        some += int(((exact < 1) & (exact.to(dtype) == 1)).sum())
+        p, got = _budget(kind, Budget(k), x, g)
+        assert torch.equal(p == 1, exact == 1)
+        torch.testing.assert_close(p.double(), exact, rtol=0, atol=0.5 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=float(g.abs().max()) * torch.finfo(dtype).eps)
+    assert some > 9
+
+
+def _budget(kind, mapping, x, g):
+    """(p, the gradient) of tensors in half precision."""
+    if kind == "jax":
+        jax = pytest.importorskip("jax")
+        a, b = (jax.numpy.asarray(t.float().numpy()).astype(str(t.dtype)[6:]) for t in (x, g))
+        p, back_ = jax.vjp(lambda x: am.apply(mapping, x), a)
+        return (torch.tensor(np.asarray(t.astype("float32"))) for t in (p, back_(b)[0]))
+    x = x.clone().requires_grad_()
+    f = lambda x: am.apply(mapping, x)  # noqa: E731
+    if kind == "segments":
+        lengths = [x.shape[1]] * len(x)
+        f = lambda x: am.segment_apply(mapping, x.reshape(-1), lengths=lengths).reshape(x.shape)  # noqa: E731
+    if kind == "functorch":
+        p, back_ = torch.func.vjp(f, x.detach())
+        return p, back_(g)[0]
+    with am.use("reference") if kind == "reference" else contextlib.nullcontext():
+        p = f(x)
+        return p.detach(), torch.autograd.grad(p, x, g)[0]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from .convert import (
     shown,
 )
 from .dtypes import (
+    BELOW_1,
     as_dtype,
     as_written,
     asked_for,

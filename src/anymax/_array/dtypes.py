@@ -13,6 +13,7 @@ from .kinds import Array, Namespace, is_jax, is_torch
 
 _HALVES = ("float16", "bfloat16")
 _FLOATS = ("float", "bfloat")
+BELOW_1 = {"float16": 1.0 - 2.0**-11, "bfloat16": 1.0 - 2.0**-8}  # the largest number below 1
 _DOUBLES = ("float64", "longdouble", "float96", "float128")  # the last two: NumPy's longdouble if it is wider
 
 

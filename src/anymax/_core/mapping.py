@@ -170,6 +170,10 @@ class Mapping(ABC):
         """The upper bound of p for each class: a number, or an array that broadcasts to rows; None if there is none below the sum."""
         return None
 
+    def in_dtype_of(self, p: Array, x: Array, xp: Namespace) -> Array:
+        """p, which was computed in a wider dtype, in that of x."""
+        return xp.astype(p, x.dtype)
+
     def corner(self, x: Array, xp: Namespace) -> Array | None:
         """The limit of p as the scores are scaled up; None if the largest scores get the whole sum there, each up to its `ceiling`."""
         return None

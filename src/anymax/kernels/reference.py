@@ -30,13 +30,13 @@ class Reference(Engine):
         return None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        return _in_blocks(mapping, x) if _takes_blocks(mapping, x) else _of_sound(mapping, mapping.forward, x)
+        return _in_blocks(mapping, x) if _takes_blocks(mapping, x) else _p_of(mapping, mapping.forward, x)
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array | None:
-        return _of_sound(mapping, mapping.log_forward, x)
+        return _in_compute_dtype(_of_sound(mapping, mapping.log_forward), x)
 
     def differentiable(self, mapping: Mapping, x: Array, held: Array | None = None) -> Array:
-        return _of_sound(mapping, lambda x, xp: mapping.differentiable(x, xp, held), x)
+        return _p_of(mapping, lambda x, xp: mapping.differentiable(x, xp, held), x)
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
         return _in_compute_dtype(mapping.vjp, x, p, g)
@@ -88,19 +88,24 @@ class Reference(Engine):
             return mapping.threshold(sound(mapping, upcast(x, xp), xp), xp)
 
 
-def _of_sound(mapping: Mapping, method: Any, x: Array, *others: Array) -> Array:
+def _p_of(mapping: Mapping, method: Any, x: Array) -> Array:
+    """p(x) by a method of the map."""
+    return _in_compute_dtype(_of_sound(mapping, method), x, cast=mapping.in_dtype_of)
+
+
+def _of_sound(mapping: Mapping, method: Any) -> Any:
     """A method of the map, whose result is NaN in rows with a parameter that is out of its range."""
-    if not mapping.params():
-        return _in_compute_dtype(method, x, *others)
-    return _in_compute_dtype(lambda x, *more: method(sound(mapping, x, more[-1]), *more), x, *others)
+    return (lambda x, xp: method(sound(mapping, x, xp), xp)) if mapping.params() else method
 
 
-def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:
+def _in_compute_dtype(method: Any, x: Array, *others: Array, cast: Any = None) -> Array:
     xp = namespace(x)
     x = floating(x, xp)
     with quiet(x):
         out = method(upcast(x, xp), *(upcast(a, xp) for a in others), xp)
-    return out if out is None or out.dtype == x.dtype else xp.astype(out, x.dtype)
+    if out is None or out.dtype == x.dtype:
+        return out
+    return cast(out, x, xp) if cast else xp.astype(out, x.dtype)
 
 
 def _takes_blocks(mapping: Mapping, x: Array) -> bool:
@@ -114,7 +119,7 @@ def _in_blocks(mapping: Mapping, x: Array) -> Array:
 
     def of_block(rows: Array, *values: Array) -> Array:
         part = mapping.laid_out(**dict(zip(params, values, strict=True)))
-        return _of_sound(part, part.forward, rows)
+        return _p_of(part, part.forward, rows)
 
     return in_blocks(of_block, x, *params.values())
 

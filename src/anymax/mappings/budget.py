@@ -7,11 +7,13 @@ import math
 from typing import Any, ClassVar, Literal
 
 from .._array import (
+    BELOW_1,
     NOT_NEGATIVE,
     Array,
     Namespace,
     Ranges,
     dot,
+    dtype_name,
     finite_scores,
     is_array,
     known_largest,
@@ -28,6 +30,8 @@ from .._core.parameters import check_ranges
 from .._core.parts import SUMMED, Parts
 from .._core.separable import Separable
 from .._core.typing import Parameter
+
+_NEARLY_1 = 1.0 - 2.0**-20  # what is no further from 1 may be 1 but for the rounding of the threshold
 
 _FORMULAS = {
     "linear": "pᵢ = min((xᵢ − τ)₊, 1), Σp = k",
@@ -165,6 +169,12 @@ class Budget(Separable):
 
     def ceiling(self, x: Array, xp: Namespace) -> float:
         return 1.0
+
+    def in_dtype_of(self, p: Array, x: Array, xp: Namespace) -> Array:
+        """A class below its bound stays below: at 1, to which half precision would round it, it would have no gradient."""
+        if self.shape == "linear" and (most := BELOW_1.get(dtype_name(x))):
+            p = p + stop_gradient(xp.where((p > most) & (p < _NEARLY_1), most - p, xp.zeros_like(p)))
+        return xp.astype(p, x.dtype)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         """The generic loss takes p as a constant and so lacks the derivative in k, the sum of p.

@@ -91,6 +91,15 @@ def shares(x, row, FORM: tl.constexpr):
 
 
 @triton.jit
+def stored(p, to, MODE: tl.constexpr, FORM: tl.constexpr):
+    """p as it is written. A class of a budget below its bound stays below: at 1, to which a half would round it, it has no gradient."""
+    if FORM.LINK == "budget" and MODE != "grad" and to.X.dtype.element_ty.primitive_bitwidth == 16:
+        BELOW_1: tl.constexpr = 0.99609375 if to.X.dtype.element_ty == tl.bfloat16 else 0.99951171875
+        p = tl.where(p < 0.99999905, tl.minimum(p, BELOW_1), p)
+    return p
+
+
+@triton.jit
 def emit_gathered(tile, row, FORM: tl.constexpr):
     """p of a gathered tile."""
     a, c, r = as_scalar(row.s0), as_scalar(row.c), as_scalar(row.r)
@@ -211,7 +220,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         goal = wanted(INDEX, SCALE, row, ignore, tl.program_id(1) * span, span, at, bad, MODE, EACH)
         if TILE.WHOLE:
             settle_reads(MODE, FEW)
-            finish(to, 0, shares(x, solved, FORM), goal, at, MODE, TILE)
+            finish(to, 0, stored(shares(x, solved, FORM), to, MODE, FORM), goal, at, MODE, TILE)
         else:
             if FEW.FEW > 0 and MODE != "p":
                 few = tl.load(COUNT + tl.program_id(0))
@@ -222,7 +231,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                         tl.debug_barrier()
                         for begin in range(0, at.n, TILE.K * TILE.L):
                             fill(to, begin, 0.0, at, TILE)
-                    p = emit_gathered(tile, solved, FORM)
+                    p = stored(emit_gathered(tile, solved, FORM), to, MODE, FORM)
                     scatter(to, cols, p, p > 0.0, at, TILE)
                 elif MODE == "grad":
                     lanes = LIST + tl.program_id(0).to(tl.int64) * FEW.FEW
@@ -272,7 +281,7 @@ def in_steps(to, tops, row, goal, at, MODE: tl.constexpr, FORM: tl.constexpr, FE
     for begin in range(goal.first, goal.end, TILE.K * TILE.L):
         p = shares(fetch(at, begin, live, TILE, False, OUTSIDE, False), row, FORM)
         settle_reads(MODE, FEW)
-        finish(to, begin, p, goal, at, MODE, TILE)
+        finish(to, begin, stored(p, to, MODE, FORM), goal, at, MODE, TILE)
 
 
 @triton.jit
