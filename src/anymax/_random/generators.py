@@ -196,7 +196,7 @@ def torch_source(like: Array, generator: Any, of_a_call: bool = False) -> Any:
     torch = sys.modules["torch"]
     seed = _seed(generator)
     if seed is not None:  # the meta device has no generator
-        device = "cpu" if like.device.type == "meta" else like.device
+        device: Any = "cpu" if like.device.type == "meta" else like.device
         make = (
             _of_a_call()
             if of_a_call and device == like.device and device.type == "cpu" and decides(like)
