@@ -138,7 +138,8 @@ LARGE: dict[str, Any] = {
     "solver": {"solver": "lbfgs", "max_iter": 100, "tol": 1e-4},
 }
 PLANS = {
-    **dict.fromkeys(("scene", "emotions", "birds", "cal500"), Plan()),
+    **dict.fromkeys(("scene", "emotions", "birds"), Plan()),
+    "cal500": Plan(l2=(*Plan.l2, 1e2, 1e3)),
     "bibtex": Plan(**LARGE, start=1e-3),
     "delicious": Plan(**LARGE, start=1e-4),
     "rcv1v2_subsets_pooled": Plan(**LARGE, start=1e-5),
