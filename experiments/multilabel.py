@@ -32,7 +32,7 @@ TUNED_FOR = "what it claims is an outcome of the tuning"
 
 
 def _reproduced(collection: str, first_run: str) -> Claim:
-    tuned = "tuned as the authors' program tunes, logistic, softmax and sparsemax give the six figures of Table 2 to two decimals"
+    tuned = "tuned on the grid of the authors' program, logistic, softmax and sparsemax give the six figures of Table 2 to two decimals"
     return Claim(f"{collection}: {tuned}", PAPER, apart=TUNED_FOR, notes=(first_run,))
 
 
@@ -41,7 +41,10 @@ EXPERIMENT = Experiment(
     title="Sets of labels: sigmoid, softmax, sparsemax, entmax and ZLPR",
     about="Linear models trained with each loss on seven collections; micro- and macro-F1 with everything tuned by cross-validation.",
     claims={
-        "scene": _reproduced("Scene", "a first run, of shuffled folds, gave the four of softmax and sparsemax"),
+        "scene": _reproduced(
+            "Scene",
+            "folds drawn at random, since the file is sorted by label: a run with folds in order missed all six, by 2 to 14 points",
+        ),
         "emotions": _reproduced("Emotions", "a first run, of these folds and other settings too, gave four of the six"),
         "birds": _reproduced("Birds", "a first run had the rows without a label too, and shuffled folds"),
         "cal500": _reproduced("CAL500", "a first run had 400 random rows to train; the paper's split is not known"),
@@ -114,7 +117,7 @@ TABLE_2 = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one collection is treated. `folds` 1 holds out a fifth of the training rows, once, drawn at random; else they are rows in order.
+    """How one collection is treated. `folds` 1 holds out a fifth of the training rows, once.
 
     With a `start`, l2 is searched from there by factors of 10, until both neighbours are no better; else all of `l2` are tried.
     """
@@ -122,6 +125,7 @@ class Plan:
     folds: int = 5
     l2: tuple[float, ...] = (0.0, *(10.0**j for j in range(-9, 2)))
     start: float | None = None
+    shuffled: bool = False  # else the folds are rows in their order, as in the authors' program
     standardised: bool = True
     large: bool = False  # limited to `--rows`
     models: tuple[str, ...] = ()  # all where empty
@@ -134,11 +138,14 @@ LARGE: dict[str, Any] = {
     "large": True,
     "models": ("sigmoid", "softmax", "1.5-entmax", "sparsemax", "ZLPR"),
     "folds": 1,
+    "shuffled": True,
     "standardised": False,
     "solver": {"solver": "lbfgs", "max_iter": 100, "tol": 1e-4},
 }
 PLANS = {
-    **dict.fromkeys(("scene", "emotions", "birds"), Plan()),
+    "scene": Plan(shuffled=True),  # sorted by label: in order, a fold would hold out labels that train nothing
+    "emotions": Plan(),
+    "birds": Plan(),
     "cal500": Plan(l2=(*Plan.l2, 1e2, 1e3)),
     "bibtex": Plan(**LARGE, start=1e-3),
     "delicious": Plan(**LARGE, start=1e-4),
@@ -336,7 +343,7 @@ def evaluate(model: str | Mapping, data: Collection, plan: Plan, seed: int) -> O
 
 
 def folds(n: int, plan: Plan, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    order = np.arange(n) if plan.folds > 1 else np.random.default_rng(seed).permutation(n)
+    order = np.random.default_rng(seed).permutation(n) if plan.shuffled else np.arange(n)
     size = math.ceil(n / max(plan.folds, 5))
     for begin in range(0, plan.folds * size, size):
         held = order[begin : begin + size]
@@ -405,7 +412,7 @@ def run(settings: Settings, found: Findings) -> None:
         (
             "Rows without a label are left out, as by the authors' program (github.com/Unbabel/sparsemax): these losses have no target "
             "for them. Features are standardised on the training rows, except in the three sparse collections. Five folds are rows in "
-            "their order, as in that program."
+            "their order, as in that program, but for Scene, whose file is sorted by label: there they are drawn at random."
         ),
         (
             "An interval is a bootstrap over the test rows. It includes the chance in the "
