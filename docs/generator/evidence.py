@@ -70,13 +70,17 @@ def badge(verdict: str) -> str:
 
 
 def index() -> str:
-    """A row for each experiment: its question, the beginning of its answer, and how many of its claims have each verdict."""
-    rows = []
-    for name, experiment in judged().items():
+    """How many claims have each verdict, in all and in each experiment, beside its question and the beginning of its answer."""
+    every, rows = judged(), []
+    for name, experiment in every.items():
         prose = answer(name)
         link = f"[{prose.keys['question']}](../experiments/results/{name}.md)"
         rows.append((link, beginning(prose.introduction), counted(experiment)))
-    return text.table(("question", "answer", "claims"), rows) if rows else NONE
+    if not rows:
+        return NONE
+    claims = [claim for experiment in every.values() for claim in experiment]
+    said = counted(claims).replace("<br>", ", ")
+    return f"Our verdicts on {len(claims)} claims: {said}.\n\n{text.table(('question', 'answer', 'claims'), rows)}"
 
 
 def beginning(words: str, least: int = 6) -> str:

@@ -56,12 +56,15 @@ def test_each_figure_stops_the_training_where_it_is_least(monkeypatch):
             yield scores
 
     monkeypatch.setattr(_networks, "epochs", epochs)
-    found = statements.trained((x, y, x_test, y_test), "softmax", 3, 4, 0)
+    early, found = statements.trained((x, y, x_test, y_test), "softmax", 3, (2, 4), 0)
     for by, at in (("accuracy", 2), ("value", 0), ("-log p", 3)):
         assert found[by]["accuracy"] == pytest.approx(20.0 * (at + 1))
     assert [one["accuracy"] for one in found["watched"]] == [0.5, 0.5, 0.0, 0.5]
     assert found["last"]["accuracy"] == pytest.approx(80.0)
-    sparse = statements.trained((x, y, x_test, y_test), "sparsemax", 3, 4, 0)
+    for by, at in (("accuracy", 0), ("value", 0), ("-log p", 0), ("last", 1)):
+        assert early[by]["accuracy"] == pytest.approx(20.0 * (at + 1))
+    assert early["watched"] == found["watched"][:2]
+    (sparse,) = statements.trained((x, y, x_test, y_test), "sparsemax", 3, (4,), 0)
     ahead = np.arange(8) <= 3
     assert sparse["at 0"] == pytest.approx(100 * np.mean(ahead != (y[2:] == 0)))
 

@@ -489,24 +489,44 @@ def test_f1_of_a_draw_is_that_of_its_rows():
 
 
 @pytest.mark.parametrize(("model", "level"), [("softmax", 0.2), ("sparsemax", 0.7), ("sigmoid", 0.4)])
-def test_decisions_on_rows_without_a_label_are_those_of_the_estimator(model, level):
+def test_decisions_on_sets_of_labels_are_those_of_the_estimator(model, level):
     datasets = pytest.importorskip("sklearn.datasets")
     from anymax import Softmax, Sparsemax
     from anymax.sklearn import MultiLabelMappingClassifier
 
     x, y = datasets.make_multilabel_classification(
-        120, 8, n_classes=4, n_labels=1, allow_unlabeled=True, random_state=0
+        120, 8, n_classes=4, n_labels=1, allow_unlabeled=False, random_state=0
     )
-    assert (y.sum(axis=1) == 0).any()
     mapping = {"softmax": Softmax(), "sparsemax": Sparsemax()}.get(model, model)
     trained = MultiLabelMappingClassifier(mapping, l2=0.01, threshold=level, scale=level).fit(x, y)
     module = load("multilabel")
     plan = module.Plan(solver={})
-    z = module.scores(mapping, 0.01, plan, x, y, x, empty=True)
+    z = module.scores(mapping, 0.01, plan, x, y, x)
     np.testing.assert_array_equal(z, trained.decision_function(x))
-    chosen = module.decide(mapping, z, level, empty=True)
-    np.testing.assert_array_equal(chosen, trained.predict(x) > 0)
-    assert (chosen.sum(axis=1) == 0).any()
+    np.testing.assert_array_equal(module.decide(mapping, z, level), trained.predict(x) > 0)
+
+
+def test_rows_without_a_label_are_left_out_and_folds_cover_the_rest(tmp_path, monkeypatch):
+    """Ten rows of which two have no label, in a file as that of Birds."""
+    from scipy import sparse
+
+    module = load("multilabel")
+    x = sparse.csr_matrix(np.arange(30.0).reshape(10, 3))
+    y = np.tile([[1, 0], [0, 1], [0, 0], [1, 1], [1, 0]], (2, 1))
+    arrays = {"X_data": x.data, "X_indices": x.indices, "X_indptr": x.indptr, "X_shape": x.shape}
+    arrays |= {"Y": np.packbits(y, axis=1), "Y_shape": y.shape, "split": np.repeat([0, 1], 5)}
+    (tmp_path / "multilabel").mkdir()
+    np.savez(tmp_path / "multilabel" / "birds.npz", **arrays)
+    monkeypatch.setenv("ANYMAX_DATA", str(tmp_path))
+    data = module.read(_common.Settings(module.EXPERIMENT, False, [0], argparse.Namespace(rows=9)), "birds", 0)
+    assert_array_equal(data.y, y[[0, 1, 3, 4]])
+    assert (len(data.y_test), data.unlabelled) == (4, 2)
+    for plan, in_order in ((module.PLANS["birds"], True), (module.PLANS["scene"], False)):
+        held = [rows for _, rows in module.folds(13, plan, 0)]
+        assert [len(rows) for rows in held] == [3, 3, 3, 3, 1]
+        every = np.concatenate(held).tolist()
+        assert sorted(every) == list(range(13))
+        assert (every == list(range(13))) is in_order
 
 
 @pytest.mark.parametrize("kind", ["uniform", "random"])
