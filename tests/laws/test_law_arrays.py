@@ -495,7 +495,9 @@ def test_columns_of_pandas():
     laws.same(am.softmax(table[0]), am.softmax(x[:, 0]))
     nullable = table.astype("Float64")
     laws.same(am.softmax(nullable[0]), am.softmax(x[:, 0]))
-    with pytest.raises(TypeError, match=r"a DataFrame whose columns NumPy has no numbers for; pass its astype\(float\)"):
+    with pytest.raises(
+        TypeError, match=r"a DataFrame whose columns NumPy has no numbers for; pass its astype\(float\)"
+    ):
         am.softmax(nullable)
     laws.same(am.softmax(nullable.astype(float)), am.softmax(x))
     laws.same(am.sparsemax_loss(table, column), want)

@@ -8,7 +8,7 @@ wants, in `extra_args` or over HTTP in `vllm_xargs`:
 (['temperature', 'topp'], Entmax(alpha=1.5))
 
 `install` puts `apply_top_k_top_p` and `sample` into the place of vLLM's functions for CPUs. Neither is registered by itself: the page
-"Decoding" has the lines for your own package that do it. Without vLLM, everything but `install` works too.
+"Serving with vLLM" has the lines for your own package that do it. Without vLLM, everything but `install` works too.
 """
 
 from __future__ import annotations
