@@ -53,7 +53,7 @@ PAGES = {
         "`anymax.routing`, for mixtures of experts; {doc}`/routers` has the arguments for each model.",
     ),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
-    "vllm": ("vLLM", "`anymax.vllm`, for vLLM 0.33; {doc}`/decoding` says how to serve with it."),
+    "vllm": ("vLLM", "`anymax.vllm`, for vLLM 0.33; {doc}`/vllm` says how to serve with it."),
     "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
     "plot": ("Pictures", "`anymax.plot`: each function draws on `ax` and returns it."),

@@ -1,7 +1,8 @@
 """Pages that are read on a forge too: what a forge can't show stands in comments, and links lead to files.
 
 `<!-- index: WORDS -->` finds the page in the search; `<!-- site ... -->` holds what only the site shows, such as contents. The site leaves
-out a line that begins with `> In the repository`, and its links lead to the pages made of the files.
+out a line that begins with `> In the repository`, and its links lead to the pages made of the files. `<a id="NAME"></a>` is a place that
+links find on both.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def on_site(page: str) -> str:
     """The page with links to the site's pages, and with what the site alone shows."""
     for there, here in _PAGES:
         page = re.sub(there, here, page)
+    page = re.sub(r'(?m)^<a id="([\w-]+)"></a>$', r"(\1)=", page)
     page = re.sub(r"(?m)^> In the repository.*\n", "", page)
     page = re.sub(r"<!-- index: (.*?) -->", lambda m: text.found_by(m[1]), page)
     return re.sub(r"(?s)<!-- site\n(.*?)\n-->", r"\1", page)

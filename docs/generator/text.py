@@ -17,9 +17,13 @@ class Prose(NamedTuple):
 
 
 def read(path: Path, allowed: Sequence[str], required: Sequence[str]) -> Prose:
-    """The file's keys before the first empty line, then its text; a section that is missing or unknown is an error."""
+    """The file's keys before the first empty line, then its text; a section that is missing or unknown is an error.
+
+    The keys may stand in a comment, and a title, which a forge shows, before the text.
+    """
     head, _, body = _from_generated(path.read_text(encoding="utf-8")).partition("\n\n")
-    keys = dict(line.split(": ", 1) for line in head.splitlines())
+    keys = dict(line.split(": ", 1) for line in head.splitlines() if line not in ("<!--", "-->"))
+    body = re.sub(r"^# .*\n+", "", body)
     introduction, *parts = re.split(r"^## (.+)\n", body, flags=re.M)
     sections = {title.strip(): text.strip() for title, text in zip(parts[::2], parts[1::2])}
     missing = [title for title in required if not sections.get(title)]

@@ -300,3 +300,14 @@ def test_a_budget_of_more_classes_than_are_left(verb):
         got = first if isinstance(first, tuple) else (torch.cat([first, second], -1),)
         for a, b in zip(got, want if isinstance(want, tuple) else (want,)):
             assert torch.allclose(a, b.to(a.dtype), rtol=1e-12, atol=0), (k, count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_class_of_a_budget_is_rounded_up_to_its_bound(dtype):
+    m = A.Budget(60)
+    x = torch.randn(50, 500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    cut = Cut((300, 200), start=True)
+    got = torch.cat(together(2, lambda group: Here(cut, group).call("apply", m, Here(cut, group).part(x))), -1)
+    exact = A.apply(m, x.double())
+    assert ((exact < 1) & (exact.to(dtype) == 1)).any()
+    assert torch.equal(got == 1, exact == 1)

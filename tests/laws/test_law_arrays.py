@@ -496,7 +496,8 @@ def test_columns_of_pandas():
     nullable = table.astype("Float64")
     laws.same(am.softmax(nullable[0]), am.softmax(x[:, 0]))
     with pytest.raises(
-        TypeError, match=r"a DataFrame whose columns NumPy has no numbers for; pass its astype\(float\)"
+        TypeError,
+        match=r"a DataFrame whose columns NumPy has no numbers for; if they hold numbers, pass its astype\(float\)",
     ):
         am.softmax(nullable)
     laws.same(am.softmax(nullable.astype(float)), am.softmax(x))

@@ -16,7 +16,7 @@ PATH = Path(__file__).parents[2] / "docs" / "mathematics.md"
 if not PATH.exists():
     pytest.skip("the pages are in the repository only", allow_module_level=True)
 PAGE = PATH.read_text(encoding="utf-8")
-STATEMENTS = re.findall(r"^\(([a-z0-9-]+)\)=\n\*\*(\d+)\.(\d+) [^*]+\*\*", PAGE, flags=re.M)
+STATEMENTS = re.findall(r"^<a id=\"([a-z0-9-]+)\"></a>\n\*\*(\d+)\.(\d+) [^*]+\*\*", PAGE, flags=re.M)
 SHORT = ("1", "3", "4", "5", "8")  # sections that the short battery takes
 NUMBER = {name: f"{section}.{item}" for name, section, item in STATEMENTS}
 
@@ -33,7 +33,7 @@ def test_every_check_has_its_statement():
 
 
 def test_numbers_are_in_order():
-    assert len(NUMBER) == len(STATEMENTS) == len(re.findall(r"^\([^)]*\)=$", PAGE, flags=re.M))
+    assert len(NUMBER) == len(STATEMENTS) == len(re.findall(r"^<a id=.*></a>$", PAGE, flags=re.M))
     expected, section, item = [], 0, 0
     for _, own, _ in STATEMENTS:
         section, item = (section, item + 1) if int(own) == section else (section + 1, 1)

@@ -84,6 +84,14 @@ def test_no_class_of_a_budget_is_rounded_up_to_its_bound(dtype, kind):
     assert some > 9
 
 
+def test_no_class_of_a_budget_by_itself_is_rounded_up_to_its_bound():
+    x = torch.tensor([1.0, 0.5, 2.0], dtype=torch.bfloat16, requires_grad=True)
+    p = am.apply(am.Elementwise(Budget(2), tau=0.001), x)
+    (g,) = torch.autograd.grad(p.sum(), x)
+    assert p.tolist() == [0.99609375, 0.498046875, 1.0]
+    assert g.tolist() == [1.0, 1.0, 0.0]
+
+
 def _budget(kind, mapping, x, g):
     """(p, the gradient) of tensors in half precision."""
     if kind == "jax":

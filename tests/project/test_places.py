@@ -101,6 +101,7 @@ def test_a_page_can_be_read_on_a_forge():
         words = re.sub(r"(?ms)^(```+|:::+)\w.*?^\1$|<!-- site\n.*?-->", "", page)
         shown_raw = ("{doc}", "{ref}", *([] if path.stem == "index" else [":::"]))
         assert not [markup for markup in shown_raw if markup in page], path.name
+        assert not re.search(r"</summary>\n(?!\n)", page), path.name  # Markdown begins after an empty line
         links = {link for link in re.findall(r"\]\(([^)#\s]+)", words) if "://" not in link}
         assert not [link for link in links if not (DOCS / link).exists()], path.name
         if "include}" in page:

@@ -215,7 +215,7 @@ def test_excerpts_are_words(tmp_path):
 def entries_of(page):
     """The words by which the search is to find a page: those of its head, or of its index."""
     body = page.read_text(encoding="utf-8")
-    if page.parent.name in ("maps", "scores"):
+    if page.parent.name in ("maps", "scores") and page.stem != "README":
         return re.findall(r"^search: (.+)$", body.partition("\n\n")[0], flags=re.M)[0].lower().split(", ")
     return [e.lower() for line in re.findall(r"^<!-- index: (.+) -->$", body, flags=re.M) for e in line.split(", ")]
 

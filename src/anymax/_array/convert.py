@@ -102,7 +102,7 @@ def _said(x: Any) -> str:
             elif not isinstance(v, (float, np.generic)):
                 return f"a {type(x).__name__} with {shown(v)} in it"
     if type(x).__name__ == "DataFrame":
-        return "a DataFrame whose columns NumPy has no numbers for; pass its astype(float)"
+        return "a DataFrame whose columns NumPy has no numbers for; if they hold numbers, pass its astype(float)"
     if isinstance(x, dict) and x:
         return f"a {type(x).__name__}; give the numbers in it, as in x[{next(iter(x))!r}]"
     if isinstance(x, (set, frozenset, Iterator)):

@@ -73,6 +73,13 @@ class Shard:
         """A result with the shape of the rows, in the axis order and dtype of the scores."""
         return restore_axis(as_dtype(p[..., : self.n], self.dtype, self.xp), self.axis)
 
+    def probabilities(self, p: Array) -> Array:
+        """`per_class` of p, in the dtype of the scores as the map rounds it."""
+        p = p[..., : self.n]
+        if p.dtype != self.dtype:
+            p = self.local.in_dtype_of(p, as_dtype(p[..., :0], self.dtype, self.xp), self.xp)
+        return restore_axis(p, self.axis)
+
     def per_row(self, value: Array, keepdims: bool) -> Array:
         """A result with one number per row."""
         value = as_dtype(value, self.dtype, self.xp) if _array.is_floating(value) else value

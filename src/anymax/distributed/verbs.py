@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from .._array import Array
 from .._core.mapping import Mapping
 from .._core.options import check_keywords, check_options
 from .._core.tables import document
@@ -285,7 +286,11 @@ def loss_of_kind(
 
 
 def _probabilities(arguments: Arguments, agreement: Agreement, logs: bool) -> Any:
-    return solve(arguments.call(agreement), lambda out, _: out.shards.shard.per_class(out.log_p() if logs else out.p()))
+    def each(out: Any, _: Any) -> Array:
+        shard = out.shards.shard
+        return shard.per_class(out.log_p()) if logs else shard.probabilities(out.p())
+
+    return solve(arguments.call(agreement), each)
 
 
 document(globals(), threshold, ScoresKeywords, ShardKeywords)

@@ -15,10 +15,10 @@ ENGINES_ARE = {
     "fused": "compiled C++ on the CPU, for Fusedmax",
     "tabled": "compiled C++ on the CPU, which reads a table of the map's formula",
     "triton": "compiled kernels on the GPU",
-    "framework": "softmax of torch or JAX itself",
+    "framework": "torch's own softmax",
     "xla": "compiled C++ on the CPU, called by JAX through XLA",
     "reference": "the map's formula in array operations; it serves every call",
-    "none": "the engine that was asked for can't compute it: the call is an error",
+    "none": "the engine that was asked for has no code for it: an error, unless it follows from p",
 }
 IMPLEMENTATIONS_ARE = {
     "sdpa": "torch's scaled_dot_product_attention",

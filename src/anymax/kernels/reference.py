@@ -74,7 +74,7 @@ class Reference(Engine):
         if is_jax(x):
             return "XLA compiles the formula under jit"
         if mapping.iterative:
-            return "iterates, 20 to 500 times a kernel's time"
+            return "iterates, 20 to 1,000 times a kernel's time"
         return "5 to 100 times a kernel's time"
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:

@@ -116,6 +116,9 @@ class Elementwise(OfAnother):
 
     # -- sums --------------------------------------------------------------------------------------------------------------
 
+    def in_dtype_of(self, p: Array, x: Array, xp: Namespace) -> Array:
+        return self.link_map.in_dtype_of(p, x, xp)
+
     def sums(self, keep: Array | None, xp: Namespace) -> tuple[Any, Any]:
         if keep is None:
             return 0.0, math.inf

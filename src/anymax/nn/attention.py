@@ -83,7 +83,12 @@ class Attention(OfMapping):
     v_proj_weight: nn.Parameter
 
     @check_keywords(
-        {"alpha": 'write Attention(..., mapping="entmax:alpha=1.5")', "need_weights": "it goes to the call"}
+        {
+            "alpha": 'write Attention(..., mapping="entmax:alpha=1.5")',
+            "need_weights": "it goes to the call",
+            "heads": "say num_heads=",
+            "features": "say embed_dim=",
+        }
     )
     def __init__(
         self,

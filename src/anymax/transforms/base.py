@@ -413,7 +413,9 @@ def check_range(who: str, name: str, value: Any, allowed: Range, advice: str = "
     """
     value = number(value)
     if not (is_number(value) or is_array(value)):
-        raise TypeError(f"{who}: {name} must be a number or an array, {allowed.words}; got {value!r}")
+        raise TypeError(
+            f"{who}: {name} must be a number or an array, {allowed.words}; got {value!r}{of_scores(who, value)}"
+        )
     if is_array(value):
         value = floating(value, namespace(value), name)
     if not in_range(value, allowed):
