@@ -50,7 +50,8 @@ choice = click.option(
     "mappings",
     multiple=True,
     metavar="NAME",
-    help="A map, as in entmax or entmax:alpha=1.2; may be given many times. Default: one of each family.",
+    help="A map, as in entmax or entmax:alpha=1.2; may be given many times. Default: one of each family. "
+    "A parameter goes to every map that has it.",
 )
 
 
@@ -181,7 +182,7 @@ def compare(
     SCORES are numbers, such as 2 1 0.1 -1.
 
     Commas between numbers are ignored. Without SCORES, or with a single -, they are read from standard input, one row per line, with
-    numbers separated by spaces, commas, semicolons or tabs. Lines of one number each are together one row.
+    numbers separated by spaces, or all by commas, semicolons or tabs. Lines of one number each are together one row.
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
