@@ -306,10 +306,8 @@ class Mapping(ABC):
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
         return providers.call(self.name, self, x, axis, options)
 
-    __call__.__defaults__ = (
-        None,
-        -1,
-    )  # a call without x, as in `mapping(input=...)`, is to reach the checks of options
+    # a call without x, as in `mapping(input=...)`, is to reach the checks of options
+    __call__.__defaults__ = (None, -1)
 
     def check_width(self, name: str, value: Array) -> None:
         """An error if a parameter, in the layout of the rows, varies along the classes and is not in `per_class`."""
