@@ -153,11 +153,7 @@ def write(folder: Path, drawn: bool = True) -> None:
         text.save(folder / f"{page.kind.name}.md", markdown(page))
         if drawn:
             draw(page, folder)
-    parts = [
-        (PROSE / "README.md").read_text(encoding="utf-8").replace("](../", "](../../").rstrip("\n"),
-        text.toctree([page.kind.name for page in found], ":hidden:"),
-    ]
-    text.save(folder / "index.md", text.page(parts))
+    text.save(folder / "index.md", text.contents(PROSE / "README.md", [page.kind.name for page in found]))
 
 
 def index() -> str:

@@ -111,11 +111,7 @@ def write(folder: Path, drawn: bool = True) -> None:
         text.save(folder / f"{page.name}.md", markdown(page))
         if drawn:
             draw(page, folder / f"{page.name}.svg")
-    parts = [
-        (PROSE / "README.md").read_text(encoding="utf-8").replace("](../", "](../../").rstrip("\n"),
-        text.toctree([page.name for page in found], ":hidden:"),
-    ]
-    text.save(folder / "index.md", text.page(parts))
+    text.save(folder / "index.md", text.contents(PROSE / "README.md", [page.name for page in found]))
 
 
 def index() -> str:

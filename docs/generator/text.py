@@ -67,6 +67,11 @@ def toctree(names: Iterable[str], option: str) -> str:
     return f"```{{toctree}}\n{option}\n\n{listed}\n```"
 
 
+def contents(path: Path, names: Iterable[str]) -> str:
+    """The page of a folder of prose, from its README, with the pages made of the prose below it."""
+    return page([_from_generated(path.read_text(encoding="utf-8")).rstrip("\n"), toctree(names, ":hidden:")])
+
+
 def page(parts: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
