@@ -13,6 +13,7 @@ import anymax
 from .cases import OURS, WIDEST, Bar, Case, Workload, differs
 
 MAPS = {
+    "softmax": anymax.Softmax(),
     "sparsemax": anymax.Sparsemax(),
     "entmax15": anymax.Entmax(1.5),
     "entmax 1.25": anymax.Entmax(1.25),
@@ -31,11 +32,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 @functools.lru_cache(maxsize=1)
-def heads(shape: tuple[int, ...], grad: bool = False) -> tuple[Any, Any, Any]:
+def heads(shape: tuple[int, ...], grad: bool = False, dtype: str = "float32") -> tuple[Any, Any, Any]:
     import torch
 
     generator = torch.Generator().manual_seed(shape[-2])
-    q, k, v = (torch.randn(shape, generator=generator).requires_grad_(grad) for _ in range(3))
+    given = (torch.randn(shape, generator=generator).to(getattr(torch, dtype)) for _ in range(3))
+    q, k, v = (a.requires_grad_(grad) for a in given)
     return q, k, v
 
 
@@ -68,7 +70,7 @@ def forward(case: Case) -> Workload:
 def both(case: Case) -> Workload:
     import torch
 
-    q, k, v = heads(case.shape, grad=True)
+    q, k, v = heads(case.shape, True, case.dtype)
     g = torch.randn_like(q)
     mapping, options = MAPS[case.map], _options(case)
     causal = options["is_causal"]
@@ -86,7 +88,7 @@ def both(case: Case) -> Workload:
         out = anymax.attention(part, k, v, mapping, **last)
         return differs(got, torch.autograd.grad(out, part, g[..., -8:, :])[0], case.dtype)
 
-    return Workload(contenders, check, options["implementation"] or "blockwise")
+    return Workload(contenders, check, options["implementation"] or ("blockwise" if case.shape[-2] > 256 else "reference"))
 
 
 def memory(case: Case) -> Workload:
@@ -135,6 +137,9 @@ def attention_cases() -> Iterator[Case]:
                 yield Case("attention", name, (1, 1, length, 64), forward, (Bar(SDPA, at_most=limit),), note=note)
         yield Case("attention", "entmax15", (1, 1, length, 64), both, (Bar(SDPA),), note="forward and backward")
     yield Case("attention", "entmax15", (8, 8, 256, 64), forward, (Bar(SDPA),))
+    for shape in ((32, 12, 16, 32), (16, 12, 128, 64)):  # a small BERT on short sentences
+        bar, way = (Bar(SDPA, at_most=1.0),), "forward and backward"
+        yield Case("attention", "softmax", shape, both, bar, dtype="bfloat16", note=way)
     yield Case("attention", "entmax15", (1, 1, 16384, 64), memory, (Bar(SDPA),), note=f"peak below {MEGABYTES} MB")
     for length in (4096, 16384):
         for note in ("linear", "linear causal"):

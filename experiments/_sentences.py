@@ -332,7 +332,7 @@ def settled(
     """
     torch.manual_seed(seed)
     rng, watch = np.random.default_rng(seed), Watch[Any](recipe.patiences)
-    optimizer = torch.optim.AdamW(_groups(model, rate), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(_groups(model, rate), weight_decay=0.01, fused=True)
     rises = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / recipe.rising))
     mean = Averaged(model, recipe.decay)
     while not watch.over(recipe.most):

@@ -40,6 +40,8 @@ _MATRIX = 1 << 24  # scores, 64 MB in float32: above it always in blocks
 _FEW = 1 << 19  # scores: up to here never in blocks
 # measured: from so many keys on, blocks are faster than the matrix, without and with a gradient
 _KEYS, _TRACKED_KEYS = 512, 1024
+# measured: up to so many keys, torch's gradients in half precision are slower than the matrix on a CPU
+_HALF_KEYS = {"bfloat16": 128, "float16": math.inf}
 
 
 class Implementation(NamedTuple):
@@ -130,13 +132,18 @@ def _refuse_sdpa(call: AttentionCall) -> str | None:
     return None
 
 
-def _matrix_pays(call: AttentionCall) -> bool:
-    """False where a window hides most keys from a block of queries on a CPU: torch computes all scores, under a mask of them all."""
+def _sdpa_pays(call: AttentionCall) -> bool:
+    """False on a CPU where a window hides most keys from a block of queries, as torch computes all scores under a mask of them all; and
+    where torch's gradients in half precision take 1.4 to 7 times as long as those of the matrix."""
     s, q = call.scores, call.q
-    right = 0 if s.causal else s.right
-    if s.left is None or right is None or not is_torch(q) or not eager(q) or q.device.type != "cpu":
+    if not is_torch(q) or not eager(q) or q.device.type != "cpu":
         return True
     rows, keys = s.shape[-2:]
+    if keys <= _HALF_KEYS.get(dtype_name(q), 0) and not call.dropout_p and _tracked(call):
+        return False
+    right = 0 if s.causal else s.right
+    if s.left is None or right is None:
+        return True
     if call.groups * rows * keys <= BLOCK:
         return True
     seen = s.left + right + 1 + BLOCK // (call.groups * keys)  # keys that a block of queries sees
@@ -296,9 +303,9 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation(
         "sdpa",
         _refuse_sdpa,
-        _matrix_pays,
+        _sdpa_pays,
         _sdpa,
-        "it would compute the scores that the window hides, which blocks skip",
+        "it is slower here: on a CPU torch computes what a window hides, and its gradients in half precision take long",
     ),
     Implementation(
         "triton",
