@@ -88,7 +88,9 @@ def both(case: Case) -> Workload:
         out = anymax.attention(part, k, v, mapping, **last)
         return differs(got, torch.autograd.grad(out, part, g[..., -8:, :])[0], case.dtype)
 
-    return Workload(contenders, check, options["implementation"] or ("blockwise" if case.shape[-2] > 256 else "reference"))
+    return Workload(
+        contenders, check, options["implementation"] or ("blockwise" if case.shape[-2] > 256 else "reference")
+    )
 
 
 def memory(case: Case) -> Workload:
