@@ -313,7 +313,9 @@ def run(settings: Settings, found: Findings) -> None:
         **{f"steps, {part}": steps for part, steps in plan.items()},
         "batch": f"{BATCH} contexts of {QUERIES} queries", "test contexts": contexts, "seeds that choose the rate": tunings,
         "exact recall": f"{KEYS} keys, {VALUES} values of width {WIDTH}; tables of vectors for queries, keys and values, one head",
-        "noisy recall": f"{NOISY_KEYS} keys with {FEATURES} features, noise of deviation {NOISE:g}, a log prior of deviation {SPREAD:g}",
+        "noisy recall": f"{NOISY_KEYS} keys with {FEATURES} features, noise of deviation {NOISE:g}, a log prior of deviation {SPREAD:g}; "
+                        f"keys of length sqrt({FEATURES}), {VALUES} values of width {WIDTH}, linear maps of queries and keys, scores "
+                        f"divided by sqrt({FEATURES}); a strength starts at 1 added, 0.5 scaled, -1 mixed",
         "optimiser": "Adam, the rate rises over a sixteenth of the steps and falls to 0 as a cosine",
         "chosen by": f"the rate by steps of {RATE[1]:g} from {RATE[0]:g}, until neither neighbour is better by more than {TIE:g} points",
         "random scores": f"{rows:,} rows of n normal scores; scales from 0.5 to 256 by steps of 2^(1/16)",

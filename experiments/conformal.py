@@ -277,7 +277,10 @@ def run(settings: Settings, found: Findings) -> None:
         + " Each seed draws the rows that train; the others are split at random into halves that calibrate and test."
     )
     found.settings = {
-        "model": "linear, softmax (MappingClassifier); sentences as tf-idf of words and pairs of words",
+        "model": "linear, softmax (MappingClassifier); sentences as tf-idf of words and pairs of words (1 + log of "
+                 "the count; in two training sentences or more)",
+        "sets of entmax": "what entmax gives a probability above 0 at a temperature: the least at which that many of the true classes of "
+                          "the calibrating rows have one",
         "C": f"the least log-loss on a fifth of the training rows, by steps of {C_STEP:g} from {C_START:g} until neither neighbour is "
              f"better by more than {TIE:g}; the mean over draws that are not judged",
         "draws that choose C": ", ".join(f"{name}: {len(CHOOSING[name])}" for name in about),

@@ -140,6 +140,8 @@ def run(settings: Settings, found: Findings) -> None:
         "optimiser": f"Adam, batches of {_networks.BATCH}; judged are the mean weights of about 10 steps",
         "a training is over": f"after {' or '.join(map(str, PATIENCES))} epochs without fewer held-out errors, at most {most} in all",
         "noise": "normal, of deviation 1, on each score",
+        "margin": "a lead of the target over another class counts up to it, and has no gradient beyond",
+        "normalised gradient": "that of all weights, divided by its Euclidean norm in each step, before Adam",
         "chosen by": f"the least held-out error, the mean of {draws} draws: the margin by steps of {MARGIN[1]:g} from {MARGIN[0]:g}, then "
                      f"the rate by steps of {RATE[1]:g} from {RATE[0]:g}, until neither neighbour is better",
     }  # fmt: skip

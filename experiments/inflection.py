@@ -103,9 +103,12 @@ def run(settings: Settings, found: Findings) -> None:
         "a training is over": f"after {' or '.join(map(str, plan.recipe.patiences))} epochs without fewer dev words wrong, at most "
         f"{plan.recipe.most} in all",
         "network": f"GRU both ways, GRU, one head of attention; width {plan.size.hidden}, embeddings {plan.size.embedding}, "
-        f"dropout {plan.size.dropout:g}",
-        "optimiser": f"Adam, batches of {plan.recipe.batch}; what is judged are the mean weights of about the last "
+        f"dropout {plan.size.dropout:g}; attention's scores are divided by the root of the width",
+        "source": "the features, each one symbol, then the letters of the lemma; symbols that are not in training are left out",
+        "optimiser": f"Adam, batches of {plan.recipe.batch} sources of like length; the rate rises over the first {plan.recipe.rising} "
+        f"steps and then stays, the gradient's norm is cut to 5; what is judged are the mean weights of about the last "
         f"{1 / (1 - plan.recipe.decay):.0f} steps",
+        "written": f"dev words greedily, test words with a beam of {BEAM}",
         **cells.told(),
     }
     _tell(found, plan, results, trials)

@@ -130,7 +130,7 @@ def run(settings: Settings, found: Findings) -> None:
         found.table(
             name,
             rows,
-            "Per cent, but for the Brier score (less is better) and the spread (of the training rows' scores).",
+            "Per cent, but for the Brier score (less is better) and the spread: of a training row's scores the largest less the smallest.",
         )
     _tests(found, results, gaps)
     found.table(

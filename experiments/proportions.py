@@ -109,6 +109,9 @@ def run(settings: Settings, found: Findings) -> None:
     found.settings = {
         **plan,
         "documents": "train {}, development {}, test {}".format(*plan["documents"]),
+        "a document": "as many different words as topics; Poisson(1) topics, at least one, drawn by unequal probabilities; Poisson words "
+        "by the mixture of their topics; probabilities of topics, and of words in a topic, are uniform numbers divided by their sum",
+        "model": "linear, mean loss + l2 / 2 times the squared weights without the intercepts, by L-BFGS",
         "chosen by": "divergence on the development documents",
     }
     cells = [(topics, kind, length) for topics in plan["topics"] for kind in KINDS for length in plan["lengths"]]

@@ -161,6 +161,8 @@ def run(settings: Settings, found: Findings) -> None:
         "balancing loss": f"Switch's, times {LOSS_WEIGHT:g}",
         "sign rule": f"steps of {SIGN_STEP:g}, after each batch",
         "quantiles": "after each batch, on its scores",
+        "sentences": "1 + log of the count, in two training sentences or more; each direction is divided by its spread",
+        "weights at first": "of an expert normal, with variances of 2 / features and 1 / hidden units; the router those of torch",
         "load": "how many rows have the expert at a weight above 0",
     }
     _tell(found, results, {name: lengths[name] for name in sets})
