@@ -160,7 +160,7 @@ def _refuse_scores(who: str, q: Array, xp: Namespace) -> None:
     if known_any((q < -1e-3) | (q > 1.01), xp):
         raise ValueError(
             f"{who}: expected probabilities, from 0 to 1, got numbers from {float(xp.min(q)):g} to {float(xp.max(q)):g}; for scores, "
-            f"apply a map first: anymax.{who}(anymax.apply(mapping, x))"
+            f"apply a map first: anymax.{who}(anymax.apply(mapping, x)). Outputs that may pass 1, as of Elementwise and Ranks, are none"
         )
 
 

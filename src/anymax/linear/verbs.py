@@ -81,7 +81,7 @@ def linear_loss(
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, computed in blocks of scores.
 
     Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss
-    is the cross-entropy for softmax (also as `Entmax(1.0)`), as in `torch.nn.functional.linear_cross_entropy`;
+    is the cross-entropy for softmax (also as `Entmax(1.0)` and inside of a `Sink`), as in `torch.nn.functional.linear_cross_entropy`;
     `sparse_softmax_loss` for sparse softmax; `nll` for a map without a Fenchel-Young loss; and `fenchel_young` for all others.
     Sparse maps, such as `Entmax(1.5)`, are also faster on a CPU, and in fp32 on a GPU: their gradient needs only the classes of
     the support. Where it has more than about 1 class in 50, as at the beginning of a training, they take about as long as softmax.

@@ -57,7 +57,7 @@ class Budget(Separable):
     shape
         F: "linear" has exact zeros and ones; "sigmoid" is `1 / (1 + exp(-t))`, and "laplace" is `exp(t) / 2` below 0 and
         `1 - exp(-t) / 2` above, as in LapSum (Struski et al. 2025). Both leave each class strictly between 0 and 1, with a
-        gradient for all of them.
+        gradient for all of them; where half precision rounds a class to 1, its gradient is 0.
 
     Examples
     --------
