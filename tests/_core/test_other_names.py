@@ -24,6 +24,8 @@ NAMES = {  # of other packages, misspelled or guessed -> what is said
     "CrossEntropyLoss": "anymax.nn.Loss(anymax.Softmax())",
     "MultiheadAttention": "anymax.nn.Attention(8, 2",
     "scaled_dot_product_attention": "anymax.attention(q4, k4, v4)",
+    "dot_product_attention": "the heads come before the positions",
+    "Sparsemx": "did you mean anymax.Sparsemax?",
     "flash_attn_func": "anymax.attention(q, k, v, is_causal=True)",
     "flash_attn_varlen_func": "anymax.attention_varlen(",
     "flex_attention": "anymax.attention(q, k, v, mask=..., bias=...)",

@@ -57,6 +57,25 @@ def test_a_trace_holds_for_other_numbers(verb, before):
         assert "out =" not in graph.code
 
 
+TRACED = {name: VERBS[name] for name in ("apply", "apply, a map of its own", "attention")} | {
+    "loss": lambda q, k, v: A.nll("taylor", q, torch.zeros(2, 4, dtype=torch.int64)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("verb", TRACED)
+def test_a_trace_of_what_records_a_gradient_holds_no_result(verb, tmp_path):
+    """torch.jit.trace checks itself without a gradient: the graph must be the same."""
+    f = TRACED[verb]
+    traced = torch.jit.trace(f, tuple(a.requires_grad_() for a in qkv(0, n=5)))
+    torch.jit.save(traced, str(tmp_path / "traced.pt"))
+    new = [a.requires_grad_() for a in qkv(1, n=5)]
+    got, expected = traced(*new), f(*new)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    by_trace, by_call = (torch.autograd.grad((out * out).sum(), new[0]) for out in (got, expected))
+    torch.testing.assert_close(by_trace, by_call, rtol=1e-4, atol=1e-5)
+
+
 @when
 def test_the_question_has_one_answer(before):
     heard = []

@@ -97,7 +97,10 @@ POOL = {
 ATTENTION = {
     "a map's parameter": (lambda: nn.Attention(8, 2, alpha=1.5), TypeError, 'mapping="entmax:alpha=1.5"'),
     "heads of keys": (lambda: nn.Attention(8, 2, num_kv_heads=1), TypeError, "say kv_heads="),
-    "weights": (lambda: nn.Attention(8, 2, need_weights=True), TypeError, "it goes to the call"),
+    **{
+        name: (lambda name=name: nn.Attention(8, 2, **{name: True}), TypeError, "it goes to the call")
+        for name in ("need_weights", "is_causal", "causal", "attn_mask", "key_padding_mask")
+    },
     "no number of heads": (lambda: nn.Attention(8), TypeError, r"num_heads is missing; write Attention\(embed_dim, num_heads\)"),
     "heads of a width": (lambda: nn.Attention(10, 3), ValueError, "embed_dim must be a multiple of num_heads"),
     "a gate": (lambda: nn.Attention(12, 4, gate="heads"), ValueError, 'gate must be True, False or "head", got \'heads\''),

@@ -121,7 +121,7 @@ LABELS = [
     ({"cv": [(range(0), range(9))]}, None, "has a fold without a row of weight above 0 that trains"),
     ({"class_weight": dict.fromkeys(range(5), 0.0)}, None, "is zero for every row; at least one row must count"),
     ({}, np.zeros((150, 5), int), "y has no label in any row"),
-    ({}, np.full((150, 5), 2), "expected an indicator matrix"),
+    ({}, np.full((150, 5), 2), "y holds 2: expected an indicator matrix"),
     ({"mapping": "sigmoid"}, np.arange(150) % 3, "is for an indicator matrix"),
     ({}, [["a", "b"]] * 75 + [["a"]] * 75, r"of labels for each row: .*MultiLabelBinarizer\(\).fit_transform\(y\)"),
     ({}, [["a", "b"]] * 150, "a list of labels for each row"),

@@ -18,6 +18,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
         return None
     import difflib  # late: for a name that is wrong
 
-    bare_names = {bare(each): each for each in known}
+    # of a class and a function with one spelling, the one that begins as the name does
+    bare_names = {bare(each): each for each in sorted(known, key=lambda each: each[:1].isupper() == name[:1].isupper())}
     near = difflib.get_close_matches(bare(name), bare_names, 1, cutoff)
     return bare_names[near[0]] if near else None

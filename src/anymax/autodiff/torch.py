@@ -32,7 +32,7 @@ from .saving import As, hooked, params_of, restored, with_params
 from .torch_adapter import operation
 from .torch_operations import spec_of, traced_forward
 from .torch_parameters import gradients, learns, needs_plain, traced
-from .torch_rows import CPU, GPU, KINDS, WIDE, direct, number_of, on_gpu, once, quick, record, untraced, wrote
+from .torch_rows import CPU, GPU, KINDS, WIDE, direct, number_of, on_gpu, once, quick, record, tracing, untraced, wrote
 
 Tensor = torch.Tensor
 
@@ -236,6 +236,9 @@ class TorchBridge(Bridge):
                 return traced_forward((mapping.needs_scores, spec), x, *params)
             return torch.ops.anymax.forward(x, params, spec)
         engine = kernels.choose("forward", mapping, x)
+        if tracing() is not None:
+            # torch.jit.trace would keep p as a constant; it checks itself without a gradient, so both have one graph
+            return reference.differentiable(mapping, x)
         if not wants:
             return engine.forward(mapping, x, mask)
         with torch.no_grad():
@@ -281,7 +284,7 @@ class TorchBridge(Bridge):
 
     def loss(self, mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
         plain = transformed() or recorded(y) or needs_plain(mapping, x, "loss")
-        if not plain and not torch.compiler.is_compiling() and not modes():
+        if not plain and not torch.compiler.is_compiling() and not modes() and tracing() is None:
             if recorded(x) or learns(mapping):
                 return _loss(None, x, y, mapping)
             p = kernels.choose("forward", mapping, x).forward(mapping, x)

@@ -33,7 +33,7 @@ CPU, GPU = native.ENGINE, triton.ENGINE
 _library = native.load()
 if not isinstance(_library, str):
     native.engine_for(torch.empty(0, device="cpu"))
-_tracing = torch._C._get_tracing_state
+tracing = torch._C._get_tracing_state
 
 
 class Call(NamedTuple):
@@ -173,7 +173,7 @@ def on_gpu(t: Tensor) -> bool:
 
 def untraced() -> bool:
     """True if nothing of torch traces or transforms the call. Not to be called while `compiling`."""
-    return not (modes() or transformed() or _tracing() is not None)
+    return not (modes() or transformed() or tracing() is not None)
 
 
 def quick_on_gpu(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:

@@ -85,7 +85,9 @@ class Attention(OfMapping):
     @check_keywords(
         {
             "alpha": 'write Attention(..., mapping="entmax:alpha=1.5")',
-            "need_weights": "it goes to the call",
+            **dict.fromkeys(
+                ("need_weights", "is_causal", "causal", "attn_mask", "key_padding_mask"), "it goes to the call"
+            ),
             "heads": "say num_heads=",
             "features": "say embed_dim=",
         }

@@ -230,7 +230,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         self.classes_, index = np.unique(y, return_inverse=True)
         k = len(self.classes_)
         if k < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2 classes")
+            raise ValueError(f"y has one class, {self.classes_.tolist()[0]!r}; a classifier needs at least 2 classes")
         weights = self._row_weights(X, sample_weight)
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
             factors = balanced(np.bincount(index, weights, k), weights.sum())

@@ -38,7 +38,7 @@ def indicator(y: Any) -> Any:
     labels = _csr(y)
     if (labels.data != 1).any():
         stray = labels.data[labels.data != 1][0]
-        raise ValueError(f"y holds {stray!r}: expected an indicator matrix [rows, labels] of 0 and 1")
+        raise ValueError(f"y holds {stray.item()!r}: expected an indicator matrix [rows, labels] of 0 and 1")
     labels.data = np.ones(len(labels.data), np.int8)
     return labels
 
