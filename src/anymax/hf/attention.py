@@ -240,10 +240,11 @@ def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple
         raise ValueError(f"{name!r} is not the name of a map for attention; the names are {', '.join(NAMES)}")
     if kind == "sparse_softmax" and not values:
         raise ValueError(f"{name}: say how many keys to keep in the model's config, as in anymax={{'k': 8}}")
+    numbers = {k: _number(v, query) for k, v in values.items()}
     try:
-        return _KINDS[kind](**{k: _number(v, query) for k, v in values.items()}), transform
-    except TypeError as error:
-        raise TypeError(f"{name}: the model's config has anymax={values!r}, and {error}") from None
+        return _KINDS[kind](**numbers), transform
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: the model's config has anymax={values!r}, and {error}") from None
 
 
 def _number(value: Any, query: Tensor) -> Any:

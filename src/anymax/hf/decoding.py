@@ -49,8 +49,8 @@ def _chosen(who: str, transform: Any, mapping: Mapping | str | None) -> tuple[An
         )
     if transform is not None and not is_function(transform):
         raise TypeError(
-            f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), or a map such as anymax.Entmax(1.5); got "
-            f"{not_transform(transform)}"
+            f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), several of them, as in "
+            f"anymax.compose(anymax.topk(50), anymax.topp(0.9)), or a map such as anymax.Entmax(1.5); got {not_transform(transform)}"
         )
     check_draw(mapping, who)
     return transform, mapping
@@ -103,7 +103,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
         return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
 
 
-@check_keywords()
+@check_keywords({"logits_processor": "call it first: custom_generate=anymax.hf.sample(...)"})
 def sample(
     transform: Any = None, mapping: Mapping | str | None = None, *, generator: Any = None, streamer: Any = None
 ) -> Callable[..., Any]:

@@ -287,7 +287,7 @@ def not_transform(t: Any) -> str:
     """What stands where a transform should be, and what to write, for an error."""
     if isinstance(t, FunctionType) and (t.__module__ or "").startswith(_MAKERS):
         return f"the function {t.__name__}, which makes a transform; call it: {t.__name__}(...)"
-    return not_map(t) if isinstance(t, FunctionType) else repr(t)
+    return not_map(t) if isinstance(t, (FunctionType, type)) else repr(t)
 
 
 def _truncates(t: Any) -> bool:
