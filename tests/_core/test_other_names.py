@@ -48,7 +48,7 @@ NAMES = {  # of other packages, misspelled or guessed -> what is said
     "sparsmax": "did you mean anymax.sparsemax?",
     "sparse_max": "did you mean anymax.sparsemax?",
     "logsoftmax": "did you mean anymax.log_softmax?",
-    "Entmx": "did you mean anymax.entmax?",
+    "Entmx": "did you mean anymax.Entmax?",
     "transforms.temprature": "did you mean anymax.transforms.temperature?",
     "transforms.top_k": "anymax.topk(50)",
     "margins.Arcface": "did you mean anymax.margins.ArcFace?",
