@@ -372,6 +372,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = number(value) if isinstance(value, (int, float)) else signs(str(value))
+    text = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")  # in a narrow column too they stay together
     return text.replace("|", "\\|").replace("\n", " ")
 
 
