@@ -7,12 +7,23 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import NAMES
-from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, UNDECIDED, Interval, all_of, from_json, verdict
+from ._statistics import (
+    CONFIDENCE,
+    CONFIRMED,
+    NOT_TESTED,
+    UNDECIDED,
+    Interval,
+    all_of,
+    from_json,
+    number,
+    signs,
+    verdict,
+)
 
 RESULTS = Path(__file__).parent / "results"
 ANSWERS = Path(__file__).parents[1] / "docs" / "answers"
@@ -24,6 +35,15 @@ INDEX = (  # the words of the folder's README.md
     "",
     "The experiments write this file from the JSON files in this folder.",
 )
+VERDICTS = (
+    "Judged alone, a claim is confirmed where the whole interval of each figure that tests it meets the bound, contradicted where all of "
+    "one interval misses it, else undecided. Judged together with the claims of all experiments, by Holm's correction, it keeps that "
+    "verdict only where chance can hardly be its reason; else it is undecided."
+)
+TESTS = ("test", "figure", "bound", "judged alone")
+MOST_TESTS, MOST_TABLES = 24, 8  # that a page shows; more are folded
+CHOOSING = re.compile(r"\b(chosen|chose|choosing)\b", re.IGNORECASE)  # titles of tables that a reader needs last
+_PER_CENT = re.compile(r"(?<!\d)(?<!\d )%|\bper ?cent\b")
 
 
 class Refused(Exception):
@@ -184,41 +204,78 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
         {"claim": c["claim"], "source": c["source"], "judged alone": c["verdict"], "judged together": together.get(c["claim"], "")}
         for c in known["claims"]
     ])  # fmt: skip
-    text += [
-        (
-            f"The tests behind them. A verdict alone follows from the interval ({CONFIDENCE:.0%}) and the bound. Judged together: with "
-            "Holm's correction for all claims of all experiments in whose verdict chance has a part."
-        ),
-        "",
-    ]
-    tests = [
-        {
-            **t,
-            "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}",
-            "verdict": f"{t['verdict']}: {t['edge']}" if t.get("edge") else t["verdict"],
-        }
-        for t in known["tests"]
-    ]
-    text += _markdown([{column: t[column] for column in ("claim", "what", "found", "bound", "verdict")} for t in tests])
+    text += [VERDICTS, "", "## Tests", "", f"Intervals of {100 * CONFIDENCE:.0f} %: {_methods(known)}.", ""]
+    tests = _tests(known)
+    text += _folded(f"{len(known['tests'])} tests of the claims", tests) if len(known["tests"]) > MOST_TESTS else tests
     for picture in others:
         text += _picture(picture, known)
+    chosen = [table for table in known["tables"] if CHOOSING.search(table["title"])]
+    shown = [table for table in known["tables"] if table not in chosen]
+    if len(shown) > MOST_TABLES:
+        text += ["## Tables", "", *(line for table in shown for line in _folded(table["title"], _table(table)))]
+    else:
+        text += [line for table in shown for line in (f"## {table['title']}", "", *_table(table))]
     if known["against_the_paper"]:
-        text += ["## Beside the paper's figures", "", *_markdown(known["against_the_paper"])]
-    for table in known["tables"]:
-        text += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *_markdown(table["rows"])]
+        text += ["## Beside the paper's figures", "", *_beside(known["against_the_paper"])]
     if known["notes"]:
-        text += ["## Notes", "", *(f"- {note}" for note in known["notes"]), ""]
-    text += ["## How it was run", "", f"`{known['command']}`, {known['date']}, {known['seconds']:.0f} s.", ""]
-    sources = known.get("sources", {})
-    text += [
-        f"{known['hardware']['cpu']}, {known['threads']} thread{'s' * (known['threads'] != 1)}; "
-        + ", ".join(f"{k} {v}" for k, v in known["versions"].items())
-        + f". Intervals: {', '.join(sorted(_methods(known))) or 'none'}."
-        + (f" SHA-256 of the sources: {', '.join(f'{k} {v}' for k, v in sources.items())}." if sources else ""),
+        text += ["## Notes", "", *(f"- {signs(note)}" for note in known["notes"]), ""]
+    text += ["## How it was run", "", f"`{known['command']}`, {known['date']}, {_duration(known['seconds'])}.", ""]
+    text += [line for table in chosen for line in _folded(table["title"], _table(table))]
+    return "\n".join([*text, *_folded("Settings, machine and versions", _machine(known))]).rstrip() + "\n"
+
+
+def _tests(known: Mapping[str, Any]) -> list[str]:
+    """A table in which the tests of each claim stand below its words, and why some of them decide nothing."""
+    rows: list[dict[str, Any]] = []
+    edges = list(dict.fromkeys(test["edge"] for test in known["tests"] if test.get("edge")))
+    for claim in known["claims"]:
+        rows.append(dict.fromkeys(TESTS) | {"test": f"**{claim['claim']}**", "judged alone": f"**{claim['verdict']}**"})
+        for test in known["tests"]:
+            if test["claim"] == claim["key"]:
+                reason = f" ({edges.index(test['edge']) + 1})" if test.get("edge") else ""
+                cells = (test["what"], test["found"], bound(test), test["verdict"] + reason)
+                rows.append(dict(zip(TESTS, cells, strict=True)))
+    reasons = [f"({i}) Undecided, since trainings were not over: {edge}." for i, edge in enumerate(edges, start=1)]
+    return [*_markdown(rows), *(line for reason in reasons for line in (reason, ""))]
+
+
+def bound(test: Mapping[str, Any]) -> str:
+    """What the figure of a test must keep, in the unit that its words name."""
+    value, sign = (test["at_most"], "≤") if "at_most" in test else (test["at_least"], "≥")
+    words = test["what"]
+    unit = "points" if re.search(r"\bpoints\b", words) else "%" if _PER_CENT.search(words) else ""
+    unit = "point" if unit == "points" and abs(value) == 1 else unit
+    return "\N{NO-BREAK SPACE}".join([sign, number(value), *([unit] * bool(unit))])
+
+
+def _beside(figures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The paper's figures and ours; a difference has the decimals that the paper prints."""
+    step = 10.0 ** -max(len(repr(float(one["paper"])).partition(".")[2]) for one in figures)
+    rows = [{**one, **{k: number(one[k], 10.0 * step) for k in ("paper", "difference")}} for one in figures]
+    return _markdown(rows, {"paper", "difference"})
+
+
+def _table(table: Mapping[str, Any]) -> list[str]:
+    return [*([signs(table["note"]), ""] if table["note"] else []), *_markdown(table["rows"])]
+
+
+def _folded(summary: str, lines: Sequence[str]) -> list[str]:
+    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "</details>", ""]
+
+
+def _machine(known: Mapping[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
+    sources = ", ".join(f"{name} {digest}" for name, digest in known.get("sources", {}).items())
+    return [
+        f"{known['hardware']['cpu']}, {known['threads']} thread{'s' * (known['threads'] != 1)}; {versions}."
+        + (f" SHA-256 of the sources: {sources}." if sources else ""),
         "",
+        *_markdown([{"setting": k, "value": said} for k, v in known["settings"].items() if (said := _words(v))]),
     ]
-    text += _markdown([{"setting": k, "value": _words(v)} for k, v in known["settings"].items()])
-    return "\n".join(text).rstrip() + "\n"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _picture(picture: Mapping[str, str] | None, known: Mapping[str, Any]) -> list[str]:
@@ -282,20 +339,30 @@ def _replace(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _methods(known: Mapping[str, Any]) -> set[str]:
+def _methods(known: Mapping[str, Any]) -> str:
+    """How intervals were made; those that differ in their number only are named once."""
     cells = [t["found"] for t in known["tests"]] + [p["here"] for p in known["against_the_paper"]]
     cells += [cell for table in known["tables"] for row in table["rows"] for cell in row.values()]
-    return {cell["method"] for cell in cells if isinstance(cell, Mapping)}
+    with_ends = [cell for cell in cells if isinstance(cell, Mapping) and cell["low"] != cell["high"]]
+    numbers: dict[str, set[int]] = {}
+    for cell in with_ends:
+        named = re.sub(r"^t ", "Student's t ", cell["method"].removesuffix(", paired"))
+        numbers.setdefault(re.sub(r"\d+", "{}", named, count=1), set()).add(cell["n"])
+    said = [of.format(" or ".join(number(n) for n in sorted(each))) for of, each in sorted(numbers.items())]
+    said += ["paired where two are compared"] * any(cell["method"].endswith(", paired") for cell in with_ends)
+    return "; ".join(said) or "none"
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _markdown(rows: Sequence[Mapping[str, Any]], right: Collection[str] = ()) -> list[str]:
+    """A table of the columns in which something stands; numbers and the columns of `right` are aligned to the right."""
     rows = [{k: from_json(v) if isinstance(v, Mapping) else v for k, v in row.items()} for row in rows]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [{k: text for k, v in row.items() if (text := _cell(v))} for row in rows]
+    columns = [c for c in dict.fromkeys(c for row in rows for c in row) if any(c in row for row in cells)]
     if not columns:
         return []
-    numbers = {c for c in columns if all(isinstance(r.get(c), (int, float, Interval, type(None))) for r in rows)}
-    lines = [columns, ["---:" if c in numbers else "---" for c in columns]]
-    lines += [[_cell(row.get(c)) for c in columns] for row in rows]
+    figures = {c for c in columns if all(isinstance(r.get(c), (int, float, Interval, type(None))) for r in rows)}
+    lines = [[signs(c) for c in columns], ["---:" if c in figures or c in right else "---" for c in columns]]
+    lines += [[row.get(c, "") for c in columns] for row in cells]
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
@@ -304,12 +371,18 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = number(value) if isinstance(value, (int, float)) else signs(str(value))
+    text = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")  # in a narrow column too they stay together
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _words(value: Any) -> str:
-    return ", ".join(_words(v) for v in value) if isinstance(value, (list, tuple)) else _cell(value)
+    """A setting; whole numbers that follow each other by their ends."""
+    if not isinstance(value, (list, tuple)):
+        return _cell(value)
+    if len(value) > 3 and {*map(type, value)} == {int} and list(value) == list(range(value[0], value[-1] + 1)):
+        return f"{value[0]} to {value[-1]}"
+    return ", ".join(_words(v) for v in value)
 
 
 def _plain(value: Any) -> Any:

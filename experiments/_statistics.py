@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 CONFIDENCE = 0.95
 CONFIRMED, CONTRADICTED, UNDECIDED, NOT_TESTED = "confirmed", "contradicted", "undecided", "not tested"
 MOST_FIGURES = 200  # of a mean that are saved with it
+_MINUS = re.compile(r"(?:^|(?<=[\s(|\[]))-(?=\s|\d|log)|(?<=\bn)-(?=1\b)|(?<=\))-(?=\d)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +31,17 @@ class Interval:
     figures: tuple[tuple[float, ...], ...] = dataclasses.field(default=(), repr=False)
 
     def __str__(self) -> str:
-        if self.high - self.low <= 1e-12 * abs(self.mean):
-            return _short(self.mean)
-        if not math.isfinite(self.high - self.low):
-            return f"{_short(self.mean)} (no interval)"
-        if self.method.startswith("t over"):  # symmetric
+        """The mean with two digits of half the interval where that is symmetric, else with two digits of all of it."""
+        width = self.high - self.low
+        if width <= 1e-12 * abs(self.mean):
+            return number(self.mean)
+        if not math.isfinite(width):
+            return f"{number(self.mean)} (no interval)"
+        if self.method.startswith("t over"):
             half = self.high - self.mean
-            return f"{_short(0.0 if abs(self.mean) < 1e-12 * half else self.mean)} ± {half:.2g}"  # no rounding errors shown
-        return f"{_short(self.mean)} [{_short(self.low)}, {_short(self.high)}]"
+            return f"{number(self.mean, half)} ± {number(half, half)}"
+        mean, low, high = (number(end, width) for end in (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}]"
 
     def as_json(self) -> dict[str, Any]:
         ends = {k: v if math.isfinite(v) else None for k, v in (("low", self.low), ("high", self.high))}
@@ -152,5 +157,18 @@ def _paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[np.ndarray,
     return a, b
 
 
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+def number(value: float, spread: float | None = None) -> str:
+    """A figure as pages show it: with the decimals that two digits of its spread have, or with four digits of its own."""
+    if spread is None:
+        text = f"{value:,.0f}" if value == round(value) and abs(value) >= 1000 else f"{value:.4g}"
+        return signs(re.sub(r"(e[+-])0", r"\1", text))
+    decimals = 1 - int(f"{spread:.1e}".partition("e")[2])
+    rounded = round(value * (1 + 1e-12), decimals)  # 1.45 to 1.5, as people round
+    return signs(f"{rounded:z,.{max(0, decimals)}f}")
+
+
+def signs(words: str) -> str:
+    """The words with each hyphen that means minus as a minus; code stays as it is."""
+    parts = words.split("`")
+    parts[::2] = [_MINUS.sub("\N{MINUS SIGN}", part) for part in parts[::2]]
+    return "`".join(parts)

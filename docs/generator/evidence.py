@@ -5,6 +5,7 @@ The question and the answer are prose in `docs/answers/`. Its head has the verdi
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -47,14 +48,17 @@ def answer(name: str) -> text.Prose:
     return text.read(path, (), ())
 
 
+def _experiments(module: str) -> Any:
+    """A module of the experiments, which are no part of the package."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    return importlib.import_module(f"experiments.{module}")
+
+
 def judged() -> dict[str, list[tuple[dict[str, Any], Judged]]]:
     """By experiment: its claims as they were saved, each with what is left of its verdict beside all others."""
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # the experiments are no part of the package
-    from experiments._together import claims  # late: it needs scipy
-
     by_experiment: dict[str, list[Judged]] = {}
-    for one in claims(RESULTS):
+    for one in _experiments("_together").claims(RESULTS):
         by_experiment.setdefault(one.experiment, []).append(one)
     return {known["name"]: list(zip(known["claims"], by_experiment[known["name"]], strict=True)) for known in found()}
 
@@ -137,29 +141,35 @@ def opening(known: dict[str, Any], experiment: list[tuple[dict[str, Any], Judged
     picture = [f"![{one['caption'] or known['title']}]({one['file']})" for one in first]
     for claim, one in experiment:
         test = telling(claim, known.get("tests", []))
-        cells = (
-            ("", "", "") if test is None else ("".join(figures(test["found"])), bound(test), text.plain(test["what"]))
-        )
         more = "; ".join(
             words for words in (remark(one) if one.together != one.verdict else "", *reservations(one)) if words
         )
-        rows.append((text.plain(claim["claim"]), f"{badge(one.together)} {text.plain(more)}".rstrip(), *cells))
+        told = f"{badge(one.together)} {text.plain(more)}".rstrip()
+        rows.append((f"{_words(claim['claim'])}<br>*{_words(claim['source'])}*", told, *_cells(test)))
     table = _blocks("claims", text.table(("claim", "verdict", "effect", "bound", "measured"), rows))
     return text.page([f"**{prose.keys['question']}**", prose.introduction, *picture, table, READ])
+
+
+def _cells(test: dict[str, Any] | None) -> tuple[str, str, str]:
+    """The effect with its interval, the bound, and what was measured."""
+    if test is None:
+        return "", "", ""
+    return "".join(figures(test["found"])), _experiments("_report").bound(test), _words(test["what"])
+
+
+def _words(plain: str) -> str:
+    return _experiments("_statistics").signs(text.plain(plain))
 
 
 def figures(found: dict[str, Any]) -> tuple[str, str]:
     """A figure, and its interval in brackets with two digits of its width; where there is none, the figure in three digits."""
     ends = [found[k] for k in ("mean", "low", "high")]
     width = 0.0 if None in ends else ends[2] - ends[1]
-    form = f"z.{max(0, 1 - math.floor(math.log10(width)))}f" if width > 0.0 else ".3g"
-    mean, low, high = ("" if end is None else f"{end:{form}}".replace("-", "−") for end in ends)
-    return mean, f" ({low} to {high})" if width > 0.0 else ""
-
-
-def bound(test: dict[str, Any]) -> str:
-    bound = f"≤ {test['at_most']:g}" if "at_most" in test else f"≥ {test['at_least']:g}"
-    return bound.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
+    number = _experiments("_statistics").number
+    if width <= 0.0:
+        return number(float(f"{ends[0]:.3g}")), ""
+    mean, low, high = (number(end, width) for end in ends)
+    return mean, f" ({low} to {high})"
 
 
 def _local(page: str, kept: set[str]) -> str:
@@ -178,10 +188,10 @@ def write(folder: Path) -> None:
         page = (RESULTS / f"{known['name']}.md").read_text(encoding="utf-8")
         title, _, rest = _local(page, kept).replace("$", "\\$").partition("\n\n")
         rest = rest.partition("## Data\n\n")[2]
-        rest = rest.replace("## Claims\n", "## Each claim, alone and together\n", 1)
-        text.save(
-            folder / f"{known['name']}.md", f"{title}\n\n{opening(known, together[known['name']])}\n## Data\n\n{rest}"
-        )
+        rest = re.sub(r"(?s)## Claims\n.*?(?=## Tests\n)", "", rest, count=1)  # they stand above, with their verdicts
+        rest = re.sub(r"(?:\| .*\n)+", lambda table: _blocks("tests", table[0].rstrip()) + "\n", rest, count=1)
+        opened = opening(known, together[known["name"]])
+        text.save(folder / f"{known['name']}.md", f"{title}\n\n{opened}\n## Data\n\n{rest}")
         for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
             shutil.copy(RESULTS / picture, folder)
     for stale in folder.glob("*.md"):

@@ -511,7 +511,8 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
             json.dumps({"name": name, "quick": quick, "claims": [claim]}), encoding="utf-8"
         )
         (tmp_path / f"{name}.md").write_text(
-            "# Title\n\nWe cannot say.\n\n## Data\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n## Claims\n\n![words](one.png)\n",
+            "# Title\n\nWe cannot say.\n\n## Data\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n## Claims\n\nAll.\n\n"
+            "## Tests\n\n| test | figure |\n| --- | ---: |\n| it | 1 |\n\n![words](one.png)\n\n| a |\n",
             encoding="utf-8",
         )
     (tmp_path / "one.png").write_bytes(b"")
@@ -530,7 +531,9 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     page = (out / "one.md").read_text(encoding="utf-8")
     assert page.startswith("# Title\n\n**Do zeros help?**\n\nWe cannot say.\n\n:::{div} claims\n\n| claim |")
     assert f"| {undecided} contradicted when judged alone |" in page
-    assert "It cost \\$5, see it, [me](one.md).\n\n## Each claim, alone and together\n" in page
+    assert "| Zeros help \\| p\\_t \\> 0.<br>*a paper* |" in page
+    tests = ":::{div} tests\n\n| test | figure |\n| --- | ---: |\n| it | 1 |\n\n:::\n\n![words](one.png)\n\n| a |\n"
+    assert page.endswith(f"It cost \\$5, see it, [me](one.md).\n\n## Tests\n\n{tests}")
 
 
 def test_an_answer_begins_with_a_whole_sentence():

@@ -70,7 +70,7 @@ def check_files(folder, name, quick):
         lacks = needs and next(c["verdict"] for c in known["claims"] if c["key"] == needs) != CONFIRMED
         assert claim["verdict"] == (NOT_TESTED if lacks else expected)
         assert claim == {"key": claim["key"], **experiment.claims[claim["key"]].words(), "verdict": claim["verdict"]}
-        assert f"| {claim['claim']} |" in page.replace("\\|", "|")
+        assert f"| {_statistics.signs(claim['claim'])} |" in page.replace("\\|", "|")
     assert ("A quick run" in page) is quick
     assert known["pictures"]
     for picture in known["pictures"]:
@@ -197,6 +197,78 @@ def test_one_seed_decides_nothing():
 
 
 @pytest.mark.parametrize(
+    ("mean", "half", "even", "uneven"),
+    [(6.067, 1.3, "6.1 ± 1.3", "6.1 [4.8, 7.4]"), (-0.817, 0.24, "−0.82 ± 0.24", "−0.82 [−1.06, −0.58]"),
+     (52.55, 10.96, "53 ± 11", "53 [42, 64]"), (4720.4, 238.0, "4,720 ± 240", "4,720 [4,480, 4,960]"),
+     (86.0, 3.96, "86.0 ± 4.0", "86.0 [82.0, 90.0]"), (-0.0004, 0.05, "0.000 ± 0.050", "0.00 [−0.05, 0.05]"),
+     (0.5, 0.0996, "0.50 ± 0.10", "0.50 [0.40, 0.60]"), (-1.45, 1.5, "−1.5 ± 1.5", "−1.5 [−3.0, 0.1]"),
+     (-0.0034112, 0.0, "−0.003411", "−0.003411"), (1e-6, 0.0, "1e-6", "1e-6"), (10131, 0.0, "10,131", "10,131"),
+     (0.25, math.inf, "0.25 (no interval)", "0.25 (no interval)")],
+)  # fmt: skip
+def test_a_figure_has_the_decimals_of_its_interval(mean, half, even, uneven):
+    for method, shown in (("t over 3 seeds", even), ("bootstrap over 9 test rows", uneven)):
+        assert str(_statistics.Interval(mean, mean - half, mean + half, 3, method)) == shown
+
+
+def test_a_hyphen_that_means_minus_becomes_one():
+    said = _statistics.signs("1.5-entmax - softmax, log(n-1) - 1, -log p, (-2 to 1e-6), CIFAR-10, `a - b`")
+    assert said == "1.5-entmax − softmax, log(n−1) − 1, −log p, (−2 to 1e-6), CIFAR-10, `a - b`"
+
+
+@pytest.mark.parametrize(
+    ("what", "bound", "shown"),
+    [("gain, points: a - b", {"at_least": -1.0}, "≥ −1 point"), ("gain, points: a - b", {"at_most": 0.5}, "≤ 0.5 points"),
+     ("zeros, percent: 25 % noise", {"at_least": 10.0}, "≥ 10 %"), ("accuracy, 25 % noise", {"at_most": 1000.0}, "≤ 1,000"),
+     ("0% wrong: accuracy", {"at_least": -0.01}, "≥ −0.01")],
+)  # fmt: skip
+def test_a_bound_has_the_unit_that_its_test_names(what, bound, shown):
+    assert _report.bound({"what": what, **bound}).replace("\N{NO-BREAK SPACE}", " ") == shown
+
+
+def test_a_page_shows_first_what_a_reader_needs(tmp_path):
+    """Each claim above its tests; how values were chosen and the machine are folded, below the results, and so is what is long."""
+    claims = {key: _report.Claim(f"Claim {key}", "us") for key in "ab"}
+    head = {
+        "title": "T",
+        "quick": True,
+        "settings": {"seeds": [0, 1, 2, 3], "rates": [1.0, 3.0], "only": ""},
+        "command": "it",
+        "date": "",
+    }
+    head |= {"seconds": 300, "hardware": {"cpu": ""}, "threads": 1, "versions": {}}
+    figure = _statistics.over_seeds([1.0, 1.1, 0.9])
+
+    def page(tests, tables):
+        found = _report.Findings("seq2seq", claims, tmp_path)
+        for i in range(tests):
+            found.test("ba"[i % 2], f"test {i}", figure, at_least=0.0)
+        for title in tables:
+            found.table(title, [{"a": figure}])
+        return _report.as_markdown(_report.as_json(head, found), {})
+
+    short = page(2, ["What was chosen", "Result"])
+    order = [
+        "| Claim a | us |",
+        "## Tests",
+        "Student's t over 3 seeds.",
+        "**Claim a**",
+        "| test 1 |",
+        "**Claim b**",
+        "| test 0 |",
+    ]
+    order += ["## Result", "## How it was run", "`it`, , 5 minutes.", "<summary>What was chosen"]
+    order += ["<summary>Settings", "| seeds | 0 to 3 |", "| rates | 1, 3 |"]
+    places = [short.index(words) for words in order]
+    assert places == sorted(places)
+    assert "| only |" not in short
+    assert short.count("<details>") == 2
+    long = page(_report.MOST_TESTS + 1, [f"Result {i}" for i in range(_report.MOST_TABLES + 1)])
+    assert f"<summary>{_report.MOST_TESTS + 1} tests of the claims</summary>\n\n| test |" in long
+    assert long.count("<details>") == long.count("</details>") == _report.MOST_TABLES + 3
+    assert "## Result" not in long
+
+
+@pytest.mark.parametrize(
     ("parts", "whole"),
     [([], UNDECIDED), ([CONFIRMED], CONFIRMED), ([CONFIRMED, UNDECIDED], UNDECIDED),
      ([UNDECIDED, CONTRADICTED, CONFIRMED], CONTRADICTED)],
@@ -256,8 +328,8 @@ def test_seeds_and_options(tmp_path, capsys):
     assert _common.main(experiment, run, arguments) == 0
     assert seen == [([0, 1, 2, 3], 7, False)]
     page = (tmp_path / "made_up.md").read_text(encoding="utf-8")
-    assert "| x\\|y | 1 | yes |  |" in page
-    assert "| a figure | 2 | 1 ± 0.25 | -1 |" in page
+    assert "| x\\|y | 1 | yes |\n" in page
+    assert "| a figure | 2.0 | 1.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.25 | −1.0 |\n" in page
     assert str(tmp_path) not in page + (tmp_path / "made_up.json").read_text(encoding="utf-8")
     assert "confirmed: It is so" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -366,7 +438,8 @@ def test_a_training_that_was_not_over_decides_nothing(tmp_path):
         "threads": 1,
     }
     page = _report.as_markdown(_report.as_json({**head, "versions": {}}, found), {})
-    assert "| undecided: 1 of 3 trainings was not over |" in page
+    assert "| cut off | 5.10 ± 0.25 | ≥ 0 | undecided (1) |" in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "\n(1) Undecided, since trainings were not over: 1 of 3 trainings was not over.\n" in page
 
 
 def test_patience_is_over_after_so_many_epochs_without_less():
