@@ -228,7 +228,9 @@ def _tell(
         "listed: the beam of 5 held every string that the model can write. proven: no string outside of it can be more probable.",
     ]
     found.picture(
-        lambda figure: _draw(figure, plan, results), (9.0, 4.6), caption="Forms right beside softmax, by language"
+        lambda figure: _draw(figure, plan, results),
+        (9.0, 4.6),
+        caption="Forms right beside softmax, by language; squares: the mean and its interval",
     )
 
 
@@ -251,7 +253,7 @@ def _draw(figure: Any, plan: Plan, results: dict[tuple[str, str, int], list[dict
             half = span.high - span.mean if np.isfinite(span.high) else None
             ax.errorbar(span.mean, at, xerr=half, fmt="s", color=COLOURS[k], capsize=3, label=name)
         ax.axvline(0.0, color="#888888", linewidth=0.8)
-        ax.set(title=f"patience {patience}", xlabel="forms right, points more than with softmax (squares: mean, 95 %)")
+        ax.set(title=f"patience {patience}", xlabel="forms right, points above softmax")
         ax.set_yticks([*range(len(plan.languages)), len(plan.languages) + 0.3], [*plan.languages, "all languages"])
         ax.grid(axis="x", color="#E5E5E5", linewidth=0.6)
         ax.set_axisbelow(True)
