@@ -103,9 +103,12 @@ def run(settings: Settings, found: Findings) -> None:
         "a training is over": f"after {' or '.join(map(str, plan.recipe.patiences))} epochs without fewer dev words wrong, at most "
         f"{plan.recipe.most} in all",
         "network": f"GRU both ways, GRU, one head of attention; width {plan.size.hidden}, embeddings {plan.size.embedding}, "
-        f"dropout {plan.size.dropout:g}",
-        "optimiser": f"Adam, batches of {plan.recipe.batch}; what is judged are the mean weights of about the last "
+        f"dropout {plan.size.dropout:g}; attention's scores are divided by the root of the width",
+        "source": "the features, each one symbol, then the letters of the lemma; symbols that are not in training are left out",
+        "optimiser": f"Adam, batches of {plan.recipe.batch} sources of like length; the rate rises over the first {plan.recipe.rising} "
+        f"steps and then stays, the gradient's norm is cut to 5; what is judged are the mean weights of about the last "
         f"{1 / (1 - plan.recipe.decay):.0f} steps",
+        "written": f"dev words greedily, test words with a beam of {BEAM}",
         **cells.told(),
     }
     _tell(found, plan, results, trials)
@@ -225,7 +228,9 @@ def _tell(
         "listed: the beam of 5 held every string that the model can write. proven: no string outside of it can be more probable.",
     ]
     found.picture(
-        lambda figure: _draw(figure, plan, results), (9.0, 4.6), caption="Forms right beside softmax, by language"
+        lambda figure: _draw(figure, plan, results),
+        (9.0, 4.6),
+        caption="Forms right beside softmax, by language; squares: the mean and its interval",
     )
 
 
@@ -248,7 +253,7 @@ def _draw(figure: Any, plan: Plan, results: dict[tuple[str, str, int], list[dict
             half = span.high - span.mean if np.isfinite(span.high) else None
             ax.errorbar(span.mean, at, xerr=half, fmt="s", color=COLOURS[k], capsize=3, label=name)
         ax.axvline(0.0, color="#888888", linewidth=0.8)
-        ax.set(title=f"patience {patience}", xlabel="forms right, points more than with softmax (squares: mean, 95 %)")
+        ax.set(title=f"patience {patience}", xlabel="forms right, points above softmax")
         ax.set_yticks([*range(len(plan.languages)), len(plan.languages) + 0.3], [*plan.languages, "all languages"])
         ax.grid(axis="x", color="#E5E5E5", linewidth=0.6)
         ax.set_axisbelow(True)
