@@ -219,7 +219,8 @@ def as_markdown(known: Mapping[str, Any], together: Mapping[str, str]) -> str:
         text += ["## Beside the paper's figures", "", *_beside(known["against_the_paper"])]
     if known["notes"]:
         text += ["## Notes", "", *(f"- {signs(note)}" for note in known["notes"]), ""]
-    text += ["## How it was run", "", f"`{known['command']}`, {known['date']}, {_duration(known['seconds'])}.", ""]
+    took = known["settings"].get("cells") or _duration(known["seconds"])
+    text += ["## How it was run", "", f"`{known['command']}`, {known['date']}, {took}.", ""]
     text += [line for table in chosen for line in _folded(table["title"], _table(table))]
     return "\n".join([*text, *_folded("Settings, machine and versions", _machine(known))]).rstrip() + "\n"
 
